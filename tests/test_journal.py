@@ -163,20 +163,3 @@ async def test_death_of_a_worker_and_its_successor_are_told_and_counted(tmp_path
         async with connect(f"http://{running.admin}") as client:
             metrics = (await client.call("GET", "/metrics")).body.decode()
         assert "tensorgate_worker_restarts_total 1.0" in metrics
-
-
-async def test_journal_outlives_the_admin_process(tmp_path: Path) -> None:
-    """And its death is told like that of a worker, but it is none."""
-    async with _running(tmp_path, 2) as running:
-        await running.act("drain")
-        status = await Operator(running.admin).status()
-        workers = {each["pid"] for each in status["workers"]}
-        (admin,) = set(running.process.children) - workers
-        os.kill(admin, signal.SIGKILL)
-        await running.process.wait_for_output(r"admin process \d+ is up")
-        (ended,) = await running.until_told("worker_ended")
-        assert ended["subject"] == f"admin process {admin}"
-        assert len(await running.events(kind="endpoint_drained")) == 1
-        async with connect(f"http://{running.admin}") as client:
-            metrics = (await client.call("GET", "/metrics")).body.decode()
-        assert "tensorgate_worker_restarts_total 0.0" in metrics

@@ -15,7 +15,6 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 from tests.resilience.fleet import fleet
 from tests.resilience.grpc_load import GrpcLoad, grpc_load_on
 from tests.support.addresses import HOST, free_address
-from tests.support.certificates import certificate_files, server_certificate
 from tests.support.gateway import until
 from tests.support.gateway_process import TIMEOUT, Process, gateway_process, write_settings
 from tests.support.http_messages import request
@@ -128,23 +127,6 @@ async def test_connections_that_a_dead_worker_has_not_received_go_to_another(fil
     assert f"worker {victim} was killed by SIGKILL" in err
 
 
-async def test_worker_that_gets_sigterm_drains_and_is_replaced(file: Path) -> None:
-    gated = GatedResponse()
-    async with ScriptedServer(gated) as server, _gateway(file, server.url) as (process, url):
-        async with AsyncExitStack() as stack:
-            clients = await _busy(stack, url, server)
-            leaving, staying = process.children
-            os.kill(leaving, signal.SIGTERM)
-            gated.may_respond.set()
-            assert [await _outcome(client) for client in clients] == [200] * 4
-            await process.wait_for_output(
-                f"worker {leaving} ended with status 0; another one start"
-            )
-            assert staying in process.children
-        process.signal(signal.SIGTERM)
-        assert (await process.end())[0] == 0
-
-
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "SIGINT"])
 async def test_signal_drains_every_worker(file: Path, number: int) -> None:
     gated = GatedResponse()
@@ -212,31 +194,6 @@ async def test_workers_drain_if_the_supervisor_is_killed(file: Path) -> None:
                 async with connect(url):
                     pass
         assert (await process.end())[0] == -signal.SIGKILL
-
-
-async def test_workers_keep_tls_when_its_files_break(file: Path, tmp_path: Path) -> None:
-    certificate, key = certificate_files(tmp_path, server_certificate())
-    more = f"tls: {{certificate: {certificate}, key: {key}}}\n"
-    async with ScriptedServer() as server, _gateway(file, server.url, more=more) as (process, url):
-        assert url.startswith("https://")
-        first, second = process.children
-        connections = _Connections(first, second)
-        async with connect(url) as one, connect(url) as another:
-            await connections.until(1, 1)
-            for client in (one, another):
-                assert (await client.call("GET", "/v2/before")).status == 200
-            (tmp_path / "key.pem").write_text("no key")
-            os.kill(first, signal.SIGKILL)
-            third = int((await process.wait_for_output(r"worker (\d+) is up"))[1])
-            connections = _Connections(third)
-            async with connect(url) as client:  # of the new worker, as it has none yet
-                await connections.until(1)
-                assert (await client.call("GET", "/v2/after")).status == 200
-            await process.wait_for_output("holds no private key in PEM form; new connections still")
-        process.signal(signal.SIGTERM)
-        status, _, err = await process.end()
-    assert status == 0
-    assert err.count("every user of this machine can read") == 1
 
 
 DRAINING = "not ready: draining"

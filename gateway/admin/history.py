@@ -14,26 +14,9 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from gateway.observe.call_metrics import (
-    CALL_LATENCY,
-    DURATION,
-    ENDPOINT_LATENCY,
-    RECEIVED_BYTES,
-    REQUEST_BYTES,
-    RESPONSE_BYTES,
-    RESPONSES,
-    ROUTE_LATENCY,
-    SENT_BYTES,
-    SERVER_DURATION,
-)
-from gateway.observe.gateway_metrics import (
-    DROPPED_LOG_LINES,
-    ENDPOINT_FAILURES,
-    MIRROR_REQUESTS,
-    REFUSALS,
-)
+from gateway.observe import families
 from gateway.observe.metric_store import Family, HistogramFamily, MetricStore, clean_label
-from gateway.observe.metric_table import MetricTable, Words, quantiles
+from gateway.observe.metric_table import Histograms, MetricTable, RecentHistograms, Words, quantiles
 from gateway.upstream.pool.member import Outcome
 
 INTERVAL = 1.0
@@ -44,7 +27,6 @@ WINDOW = 10.0
 """Seconds over which rates of now are taken."""
 MINUTE = 60.0
 """Seconds over which all percentiles are taken, those of each point of a curve too."""
-_MINUTE_STEP = 10.0
 RECENT_POINTS, HOUR_POINTS, HOUR_STEP = 300, 360, 10
 """Points of a second, and points of ten seconds."""
 ENDPOINT_POINTS = 30
@@ -54,20 +36,20 @@ MAX_CURVES = 500
 last hour of all endpoints takes 3 MB at most, and that of all routes too."""
 
 RATE_FAMILIES: tuple[Family, ...] = (
-    DURATION,
-    REQUEST_BYTES,
-    RESPONSE_BYTES,
-    SERVER_DURATION,
-    SENT_BYTES,
-    RECEIVED_BYTES,
-    RESPONSES,
-    ENDPOINT_FAILURES,
-    MIRROR_REQUESTS,
-    REFUSALS,
-    DROPPED_LOG_LINES,
+    families.DURATION,
+    families.REQUEST_BYTES,
+    families.RESPONSE_BYTES,
+    families.SERVER_DURATION,
+    families.SENT_BYTES,
+    families.RECEIVED_BYTES,
+    families.RESPONSES,
+    families.ENDPOINT_FAILURES,
+    families.MIRROR_REQUESTS,
+    families.REFUSALS,
+    families.DROPPED_LOG_LINES,
 )
-LATENCY_FAMILIES = (CALL_LATENCY, ROUTE_LATENCY, ENDPOINT_LATENCY)
-"""The histograms of all percentiles. They are large, so few samples of them are kept."""
+LATENCY_FAMILIES = (families.CALL_LATENCY, families.ROUTE_LATENCY, families.ENDPOINT_LATENCY)
+"""The histograms of all percentiles. They are large, so only their changes are kept."""
 ERROR_STATUSES = ("5xx", "aborted")
 """The statuses of calls that count as errors."""
 UNSENT = Outcome.UNREACHABLE.value
@@ -75,7 +57,7 @@ UNSENT = Outcome.UNREACHABLE.value
 CLIENT_ERROR_STATUS = "4xx"
 """The status of calls that failed by their clients' fault, which count apart."""
 ROUTE, MODEL, UPSTREAM, FORM, STATUS = map(
-    DURATION.labels.index, ("route", "model", "upstream", "form", "status")
+    families.DURATION.labels.index, ("route", "model", "upstream", "form", "status")
 )
 """Where the labels of a series of DURATION are."""
 _SHARES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
@@ -88,6 +70,8 @@ Key = tuple[str, ...]
 """The labels of an endpoint, a route or a model."""
 Rate = tuple[Key, float]
 """The labels of a series, and its change per second."""
+Minute = Mapping[Family, Histograms]
+"""What LATENCY_FAMILIES have counted in the last minute."""
 Values = Mapping[Key, Sequence[float]]
 """The values of ``_CURVE_FIELDS`` of each endpoint, or route, with calls or errors."""
 
@@ -101,27 +85,19 @@ class _Sample:
     tables: dict[Family, Words]
 
 
+@dataclass(frozen=True, slots=True)
 class Window:
-    """What changed between two samples, ``seconds`` apart.
+    """What changed between two samples, ``seconds`` apart."""
 
-    It is of the families of rates, or of those of latencies.
-    """
-
-    def __init__(self, labels: dict[Family, list[Key]], old: _Sample, new: _Sample):
-        self.seconds = max(new.at - old.at, 1e-9)
-        self._labels = labels
-        self._old = old
-        self._new = new
-
-    def labels(self, family: Family) -> Sequence[Key]:
-        """Return the label values of each row."""
-        return self._labels[family]
+    seconds: float
+    labels: Mapping[Family, Sequence[Key]]
+    """The label values of each row."""
+    _old: Mapping[Family, Words]
+    _new: Mapping[Family, Words]
 
     def change(self, family: Family) -> Words:
         """Return how the words of each series have changed."""
-        new = self._new.tables[family]
-        old = self._old.tables[family]
-        change = new.copy()
+        old, change = self._old[family], self._new[family].copy()
         change[: len(old)] -= old
         return change
 
@@ -135,7 +111,7 @@ def rates_of(window: Window | None, family: Family) -> list[Rate]:
         return []
     change = window.change(family)
     sums = change[:, 1:].sum(axis=1) if isinstance(family, HistogramFamily) else change[:, 0]
-    rates = zip(window.labels(family), (sums / window.seconds).tolist(), strict=False)
+    rates = zip(window.labels[family], (sums / window.seconds).tolist(), strict=False)
     return [(labels, rate) for labels, rate in rates if rate]
 
 
@@ -149,45 +125,33 @@ class Percentiles:
 
     def __init__(
         self,
-        minute: Window | None,
+        minute: Minute | None,
         family: HistogramFamily,
         group: Callable[[Key], Key] = lambda _: (),
     ) -> None:
-        self.seconds = None if minute is None else round(minute.seconds)
+        self.seconds = None if minute is None else round(minute[family].seconds)
         """Of how many seconds they are."""
-        self._rows: dict[Key, int] = {}
-        self._found: dict[str, list[float]] = {}
+        self.found: dict[Key, dict[str, float | None]] = {}
+        """``p50``, ``p90``, ``p95`` and ``p99`` in ms of each group that has values."""
         if minute is None:
             return
-        change = minute.change(family)
-        groups = [
-            self._rows.setdefault(group(labels), len(self._rows))
-            for labels in minute.labels(family)[: len(change)]
-        ]
-        sums = np.zeros((len(self._rows), family.words))
-        np.add.at(sums, np.array(groups, np.int64), change)
-        for name, share in _SHARES.items():
-            self._found[name] = (1000 * quantiles(family, sums, share)).tolist()
-
-    @property
-    def groups(self) -> Sequence[Key]:
-        """Return the groups that have values."""
-        if not self._rows:
-            return ()
-        medians = self._found["p50"]
-        return [group for group, row in self._rows.items() if math.isfinite(medians[row])]
-
-    def of(self, group: Key = ()) -> dict[str, float | None]:
-        """Return ``p50``, ``p90``, ``p95`` and ``p99`` in ms; None for those of no values."""
-        row = self._rows.get(group)
-        if row is None:
-            return dict.fromkeys(_SHARES)
-        return {name: rounded(values[row]) for name, values in self._found.items()}
+        rows: dict[Key, int] = {}
+        labels = minute[family].labels
+        numbers = [rows.setdefault(group(each), len(rows)) for each in labels]
+        sums = np.zeros((len(rows), family.words))
+        np.add.at(sums, np.array(numbers, np.int64), minute[family].words)
+        columns = [(1000 * quantiles(family, sums, share)).tolist() for share in _SHARES.values()]
+        for key, *values in zip(rows, *columns, strict=True):
+            if math.isfinite(values[0]):
+                self.found[key] = dict(zip(_SHARES, map(rounded, values), strict=True))
 
     def describe(self, group: Key = ()) -> dict[str, float | None]:
-        """Return the same for documents: ``p50_ms`` and so on, and of how many seconds they are."""
-        found = {f"{name}_ms": value for name, value in self.of(group).items()}
-        return {**found, "duration_window_seconds": self.seconds}
+        """Return ``p50_ms`` and so on of a group, and of how many seconds they are."""
+        found = self.found.get(group, {})
+        return {
+            **{f"{name}_ms": found.get(name) for name in _SHARES},
+            "duration_window_seconds": self.seconds,
+        }
 
 
 _Point = TypeVar("_Point")
@@ -266,14 +230,12 @@ class History:
     """
 
     def __init__(self, store: MetricStore, in_progress: Callable[[], float]) -> None:
-        families = (*RATE_FAMILIES, *LATENCY_FAMILIES)
-        self._tables = {family: MetricTable(store, family) for family in families}
+        self._tables = {family: MetricTable(store, family) for family in RATE_FAMILIES}
+        self._latencies = {each: RecentHistograms(store, each) for each in LATENCY_FAMILIES}
+        self.minute: Minute | None = None
+        """What changed in the last minute; None before the second sample."""
         self._in_progress = in_progress
         self._samples: deque[_Sample] = deque()
-        self._minute: deque[_Sample] = deque()
-        """Samples of latencies of the last minute, ten seconds apart."""
-        self._latencies: _Sample | None = None
-        """The newest one."""
         self._recent = _Points[Row](RECENT_POINTS, 1)
         self._hour = _Points[Row](HOUR_POINTS, HOUR_STEP)
         self._next_hour_point = 0.0
@@ -301,9 +263,11 @@ class History:
 
     def sample(self, at: float, now: float) -> None:
         """Take a sample; ``at`` is on the clock of ``time.monotonic``, ``now`` the Unix time."""
-        sample = self._read(RATE_FAMILIES, at)
-        self._read_latencies(at)
+        sample = _Sample(at, {family: table.read() for family, table in self._tables.items()})
+        for latencies in self._latencies.values():
+            latencies.look(at)
         if self._samples:
+            self.minute = {each: found.latest(MINUTE) for each, found in self._latencies.items()}
             self._recent.append(self._point(self._window(self._samples[-1], sample)), now)
         samples = self._samples
         samples.append(sample)
@@ -316,30 +280,11 @@ class History:
             self._endpoints.append(_endpoint_values(window, self.minute), now)
             self._routes.append(_route_values(window, self.minute), now)
 
-    def _read(self, families: Sequence[Family], at: float) -> _Sample:
-        return _Sample(at, {family: self._tables[family].read() for family in families})
-
-    def _read_latencies(self, at: float) -> None:
-        minute, newest = self._minute, self._read(LATENCY_FAMILIES, at)
-        if not minute or at >= minute[-1].at + _MINUTE_STEP - INTERVAL / 2:
-            minute.append(newest)
-        self._latencies = newest
-        while len(minute) > 1 and minute[1].at <= at - MINUTE:
-            minute.popleft()
-
     @property
     def now(self) -> Window | None:
         """Return what changed in the last seconds; None before the second sample."""
         samples = self._samples
         return self._window(samples[0], samples[-1]) if len(samples) > 1 else None
-
-    @property
-    def minute(self) -> Window | None:
-        """Return what changed in the last minute; None before the second sample."""
-        newest = self._latencies
-        if newest is None or newest is self._minute[0]:
-            return None
-        return self._window(self._minute[0], newest)
 
     def recent(self) -> dict[str, Any]:
         """Return the last five minutes in steps of a second."""
@@ -358,12 +303,12 @@ class History:
         return self._routes.document((clean_label(name),), last)
 
     def _window(self, old: _Sample, new: _Sample) -> Window:
-        labels = {family: self._tables[family].labels for family in new.tables}
-        return Window(labels, old, new)
+        labels = {family: table.labels for family, table in self._tables.items()}
+        return Window(max(new.at - old.at, 1e-9), labels, old.tables, new.tables)
 
     def _point(self, window: Window) -> Row:
-        percentiles = Percentiles(self.minute, CALL_LATENCY).describe()
-        summary = summarize(rates_of(window, DURATION)) | percentiles
+        percentiles = Percentiles(self.minute, families.CALL_LATENCY).describe()
+        summary = summarize(rates_of(window, families.DURATION)) | percentiles
         values = [summary[name] for name in _FIELDS[:-1]]
         point = [math.nan if value is None else value for value in (*values, self._in_progress())]
         return np.array(point, np.float32)
@@ -371,27 +316,27 @@ class History:
 
 def endpoint_calls(window: Window | None) -> dict[Key, float]:
     """Return the calls per second of each endpoint, with those that could not connect to it."""
-    calls = defaultdict(float, rates_of(window, SERVER_DURATION))
-    for (*endpoint, kind), rate in rates_of(window, ENDPOINT_FAILURES):
+    calls = defaultdict(float, rates_of(window, families.SERVER_DURATION))
+    for (*endpoint, kind), rate in rates_of(window, families.ENDPOINT_FAILURES):
         if kind == UNSENT:
             calls[*endpoint,] += rate
     return calls
 
 
-def _endpoint_values(window: Window, minute: Window | None) -> Values:
+def _endpoint_values(window: Window, minute: Minute | None) -> Values:
     """Return the calls, the failures and the 99th percentile of each endpoint."""
     found: defaultdict[Key, list[float]] = defaultdict(lambda: [*_NOTHING])
     for key, rate in endpoint_calls(window).items():
         found[key][0] = rate
-    for (*endpoint, _), rate in rates_of(window, ENDPOINT_FAILURES):
+    for (*endpoint, _), rate in rates_of(window, families.ENDPOINT_FAILURES):
         found[*endpoint,][1] += rate
     return _with_p99(found, endpoint_percentiles(minute))
 
 
-def _route_values(window: Window, minute: Window | None) -> Values:
+def _route_values(window: Window, minute: Minute | None) -> Values:
     """Return the calls, the errors and the 99th percentile of each route."""
     found: defaultdict[Key, list[float]] = defaultdict(lambda: [*_NOTHING])
-    for labels, rate in rates_of(window, DURATION):
+    for labels, rate in rates_of(window, families.DURATION):
         values = found[labels[ROUTE],]
         values[0] += rate
         if labels[STATUS] in ERROR_STATUSES:
@@ -400,20 +345,19 @@ def _route_values(window: Window, minute: Window | None) -> Values:
 
 
 def _with_p99(found: defaultdict[Key, list[float]], percentiles: Percentiles) -> Values:
-    for group in percentiles.groups:
-        p99 = percentiles.of(group)["p99"]
-        found[group][2] = math.nan if p99 is None else p99
+    for group, shares in percentiles.found.items():
+        found[group][2] = shares["p99"] or math.nan
     return found
 
 
-def route_percentiles(minute: Window | None) -> Percentiles:
+def route_percentiles(minute: Minute | None) -> Percentiles:
     """Return the percentiles of each route: of its label as a tuple."""
-    return Percentiles(minute, ROUTE_LATENCY, lambda labels: labels)
+    return Percentiles(minute, families.ROUTE_LATENCY, lambda labels: labels)
 
 
-def endpoint_percentiles(minute: Window | None) -> Percentiles:
+def endpoint_percentiles(minute: Minute | None) -> Percentiles:
     """Return the percentiles of each endpoint, over all models: of its upstream and URL."""
-    return Percentiles(minute, ENDPOINT_LATENCY, lambda labels: labels[:2])
+    return Percentiles(minute, families.ENDPOINT_LATENCY, lambda labels: labels[:2])
 
 
 def summarize(calls: Iterable[Rate]) -> dict[str, float | None]:

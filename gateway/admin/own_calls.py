@@ -17,6 +17,7 @@ from gateway.admin.source import GatewaySource
 from gateway.errors import GatewayError
 from gateway.observe.call_capture import CapturedMessage
 from gateway.upstream.address import ConnectedAddress
+from gateway.upstream.exchange import EndpointOptions
 from gateway.upstream.http.endpoint import HttpEndpoint
 from gateway.upstream.http2.endpoint import Http2Endpoint
 from gateway.upstream.transport import UpstreamRequest, UpstreamResponse
@@ -86,7 +87,9 @@ async def _call_over(
     async with AsyncExitStack() as stack:
         stack.callback(connection.close)
         make_endpoint = Http2Endpoint if request.is_grpc else HttpEndpoint
-        endpoint = make_endpoint(ConnectedAddress("the gateway", connection), _CONNECT_TIMEOUT)
+        endpoint = make_endpoint(
+            ConnectedAddress("the gateway", connection), EndpointOptions(_CONNECT_TIMEOUT)
+        )
         stack.push_async_callback(endpoint.close)
         try:
             async with asyncio.timeout(max_seconds):

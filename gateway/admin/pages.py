@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import orjson
 from aiohttp import web
 
-from gateway.admin.history import Window
+from gateway.admin.history import Minute
 from gateway.admin.source import GatewaySource, Status
 from gateway.admin.status import merge_statuses, process_numbers
 from gateway.errors import replace_surrogates
@@ -25,7 +25,7 @@ _MAX_WAITING_PAGES = 4
 """Pages of different forms that wait for their turn; further ones are in the plain text format."""
 
 T = TypeVar("T")
-_Render = Callable[[Sequence[Status], MetricStore, Window | None], tuple[bytes, str]]
+_Render = Callable[[Sequence[Status], MetricStore, Minute | None], tuple[bytes, str]]
 
 
 class Pages:
@@ -42,7 +42,7 @@ class Pages:
     def __init__(
         self,
         source: GatewaySource,
-        minute: Callable[[], Window | None],
+        minute: Callable[[], Minute | None],
         problems: Callable[[Status], Sequence[Status]],
     ) -> None:
         self._source = source
@@ -102,7 +102,7 @@ class Pages:
             return await asyncio.to_thread(render, statuses, store, minute)
 
     def _encode_status(
-        self, statuses: Sequence[Status], store: MetricStore, minute: Window | None
+        self, statuses: Sequence[Status], store: MetricStore, minute: Minute | None
     ) -> tuple[bytes, str]:
         merged = dict(_merged(statuses, store, minute, self._source.events()))
         merged["problems"] = self._problems(merged)
@@ -128,7 +128,7 @@ def error_response(status: int, message: str) -> web.Response:
 
 
 def _render_metrics(
-    statuses: Sequence[Status], store: MetricStore, minute: Window | None, accept: str
+    statuses: Sequence[Status], store: MetricStore, minute: Minute | None, accept: str
 ) -> tuple[bytes, str]:
     exemplars = [exemplar for each in statuses for exemplar in each["exemplars"]]
     return render_metrics(_merged(statuses, store, minute), store, exemplars, accept)
@@ -137,7 +137,7 @@ def _render_metrics(
 def _merged(
     statuses: Sequence[Status],
     store: MetricStore,
-    minute: Window | None,
+    minute: Minute | None,
     events: Sequence[Status] = (),
 ) -> Status:
     complete = [{**each, "process": process_numbers(each["pid"])} for each in statuses]

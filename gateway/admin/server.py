@@ -10,7 +10,7 @@ from typing import Self, cast
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
-from aiohttp.typedefs import Handler, Middleware
+from aiohttp.typedefs import Handler
 
 from gateway.listener.accept import AcceptingSockets
 from gateway.listener.client_shares import ClientShares, client_of
@@ -37,7 +37,7 @@ class AdminServer:
     def __init__(self, application: web.Application) -> None:
         self.sockets = AcceptingSockets(self.adopt)
         """Where it listens."""
-        application.middlewares.insert(0, self._bound_sending())
+        application.middlewares.insert(0, self._bound_sending)
         self._runner = web.AppRunner(
             application,
             access_log=None,
@@ -102,23 +102,20 @@ class AdminServer:
             sock.close()
             self._connections.discard(connection)
 
-    def _bound_sending(self) -> Middleware:
-        @web.middleware
-        async def bound_sending(request: web.Request, handler: Handler) -> web.StreamResponse:
-            """Send a response, and cut off a client that does not read it."""
-            if request.transport is None:
-                raise ConnectionResetError
-            connection = cast("_Connection", request.transport.get_protocol())
-            self._connections.set_in_use(connection, True)
-            try:
-                response = await handler(request)
-                if isinstance(response, web.Response):
-                    await self._send(response, request, connection)
-                return response
-            finally:
-                self._connections.set_in_use(connection, False)
-
-        return bound_sending
+    @web.middleware
+    async def _bound_sending(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Send a response, and cut off a client that does not read it."""
+        if request.transport is None:
+            raise ConnectionResetError
+        connection = cast("_Connection", request.transport.get_protocol())
+        self._connections.set_in_use(connection, True)
+        try:
+            response = await handler(request)
+            if isinstance(response, web.Response):
+                await self._send(response, request, connection)
+            return response
+        finally:
+            self._connections.set_in_use(connection, False)
 
     async def _send(
         self, response: web.Response, request: web.Request, connection: _Connection

@@ -12,10 +12,9 @@ from typing import Any
 from prometheus_client import ProcessCollector
 
 from gateway import __version__
-from gateway.admin.history import UNSENT, Window, endpoint_percentiles
+from gateway.admin.history import UNSENT, Minute, Window, endpoint_percentiles
 from gateway.build_info import COMPILED, NATIVE
-from gateway.observe.call_metrics import SERVER_DURATION
-from gateway.observe.gateway_metrics import ENDPOINT_FAILURES
+from gateway.observe.families import ENDPOINT_FAILURES, SERVER_DURATION
 from gateway.observe.metric_store import MetricStore, clean_label
 from gateway.upstream.pool.member import STATES_WORST_FIRST
 
@@ -45,7 +44,7 @@ class State:
     status: Status
     window: Window | None = None
     """The last seconds, for rates."""
-    minute: Window | None = None
+    minute: Minute | None = None
     """The last minute, for percentiles."""
 
 
@@ -58,7 +57,7 @@ def process_numbers(pid: int) -> dict[str, float]:
 def merge_statuses(
     statuses: Sequence[Status],
     store: MetricStore,
-    minute: Window | None = None,
+    minute: Minute | None = None,
     events: Iterable[Status] = (),
 ) -> dict[str, Any]:
     """Return the status of all workers as one; ``statuses`` are those of the living ones.
@@ -71,43 +70,40 @@ def merge_statuses(
     now = time.time()
     counted = _Counted(store, minute)
     names = dict.fromkeys(name for each in statuses for name in each["upstreams"])
-    merged: dict[str, Any] = {
+    return {
         "version": __version__,
         "compiled": COMPILED,
         "native": NATIVE,
         "draining": any(each["draining"] for each in statuses),
         "settings": _worst_settings([each["settings"] for each in statuses]),
+        **{name: _sum(statuses, name) for name in _SUMMED},
+        "concurrency": _sum_concurrency(statuses),
+        "workers": [_describe_worker(each, now) for each in statuses],
+        "ended_processes": [
+            {"name": each["subject"], "why": each["why"], "ended_at": isoformat(each["time"])}
+            for each in events
+            if each["kind"] == _ENDED and each["time"] > now - _ENDED_SECONDS
+        ],
+        "process": _merge_process([each.get("process", {}) for each in statuses]),
+        "upstreams": {
+            name: _merge_upstream(
+                name,
+                [each["upstreams"][name] for each in statuses if name in each["upstreams"]],
+                counted,
+            )
+            for name in names
+        },
     }
-    merged |= {name: _sum(statuses, name) for name in _SUMMED}
-    merged["concurrency"] = _sum_concurrency(statuses)
-    merged["workers"] = [
-        {name: each[name] for name in _OF_ONE_WORKER}
-        | {
-            "event_loop_lag": each["event_loop_lag"] and _dated(each["event_loop_lag"]),
-            "updated_at": isoformat(each["time"]),
-            "seconds_since_update": round(max(0.0, now - each["time"]), 3),
-        }
-        for each in statuses
-    ]
-    merged["ended_processes"] = [
-        {"name": each["subject"], "why": each["why"], "ended_at": isoformat(each["time"])}
-        for each in events
-        if each["kind"] == _ENDED and each["time"] > now - _ENDED_SECONDS
-    ]
-    merged["process"] = _merge_process([each.get("process", {}) for each in statuses])
-    merged["upstreams"] = {
-        name: _merge_upstream(
-            name,
-            [each["upstreams"][name] for each in statuses if name in each["upstreams"]],
-            counted,
-        )
-        for name in names
-    }
-    return merged
 
 
-def _dated(lag: Status) -> dict[str, Any]:
-    return {**lag, "since": isoformat(lag["since"])}
+def _describe_worker(status: Status, now: float) -> dict[str, Any]:
+    lag = status["event_loop_lag"]
+    return {
+        **{name: status[name] for name in _OF_ONE_WORKER},
+        "event_loop_lag": lag and {**lag, "since": isoformat(lag["since"])},
+        "updated_at": isoformat(status["time"]),
+        "seconds_since_update": round(max(0.0, now - status["time"]), 3),
+    }
 
 
 def isoformat(time: float) -> str:
@@ -118,7 +114,7 @@ def isoformat(time: float) -> str:
 class _Counted:
     """What was counted of the calls of endpoints, over all workers."""
 
-    def __init__(self, store: MetricStore, minute: Window | None) -> None:
+    def __init__(self, store: MetricStore, minute: Minute | None) -> None:
         self._durations = store.sums(SERVER_DURATION)
         self._failures: defaultdict[tuple[str, str], dict[str, int]] = defaultdict(dict)
         for (upstream, url, kind), (count,) in sorted(store.sums(ENDPOINT_FAILURES).items()):
@@ -128,21 +124,17 @@ class _Counted:
     def describe(self, upstream: str, url: str) -> dict[str, Any]:
         """Return numbers and durations of the calls of an endpoint."""
         key = clean_label(upstream), clean_label(url)
-        failures, duration_ms = self._failures.get(key, {}), self._percentiles.of(key)
+        failures = self._failures.get(key, {})
         return {
             "failures_total": sum(failures.values()),
             "failures": failures,
             "calls_total": int(sum(self._durations.get(key, ())[1:])) + failures.get(UNSENT, 0),
-            "duration_ms": None if duration_ms["p50"] is None else duration_ms,
+            "duration_ms": self._percentiles.found.get(key),
             "duration_window_seconds": self._percentiles.seconds,
         }
 
 
-def _merge_upstream(
-    name: str,
-    statuses: Sequence[Status],
-    counted: _Counted,
-) -> dict[str, Any]:
+def _merge_upstream(name: str, statuses: Sequence[Status], counted: _Counted) -> dict[str, Any]:
     endpoints: defaultdict[str, list[Status]] = defaultdict(list)
     for status in statuses:
         for endpoint in status["endpoints"]:

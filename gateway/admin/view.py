@@ -9,13 +9,12 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from types import MappingProxyType
 from typing import Any
 
 import orjson
 from aiohttp import web
 
-from gateway.admin.history import History, Window
+from gateway.admin.history import History, Minute
 from gateway.admin.own_calls import OwnCallError, call_for_document
 from gateway.admin.pages import run_to_end
 from gateway.admin.panels.calls import describe_journal, matching_calls, parse_filter, parse_text
@@ -30,8 +29,6 @@ _CACHE_SECONDS = 0.9
 """For this long, all operators see the same state."""
 
 Document = dict[str, Any]
-_NOTHING: Mapping[str, str] = MappingProxyType({})
-"""The query of a document that takes none."""
 
 
 class GatewayView:
@@ -63,7 +60,7 @@ class GatewayView:
         await asyncio.gather(self._task, return_exceptions=True)
 
     @property
-    def minute(self) -> Window | None:
+    def minute(self) -> Minute | None:
         """Return what was counted in the last minute."""
         return self._history.minute
 
@@ -71,13 +68,13 @@ class GatewayView:
         """Return what is wrong now, by a status of all workers."""
         return find_problems(status, self._history.now, self._source.settings)
 
-    async def overview(self, _: Mapping[str, str] = _NOTHING) -> Document:
+    async def overview(self, _: Mapping[str, str]) -> Document:
         """Return what an operator looks at first, with the last five minutes."""
         state, settings = await self._current_state(), self._source.settings
         overview = await asyncio.to_thread(describe_overview, state, settings, self._started_at)
         return {**overview, "recent": self._history.recent()}
 
-    async def history(self, _: Mapping[str, str] = _NOTHING) -> Document:
+    async def history(self, _: Mapping[str, str]) -> Document:
         """Return the last hour."""
         return {"time": time.time(), "history": self._history.hour()}
 
@@ -283,16 +280,17 @@ class Api:
 
     def _describe(self, topic: str, query: Mapping[str, str]) -> Describe:
         """Return what describes a topic; parameters of its own begin with its name and a dot."""
-        prefix = f"{topic}."
+        view, prefix = self._view, f"{topic}."
         own = {
             name.removeprefix(prefix): value
             for name, value in query.items()
             if name.startswith(prefix)
         }
-        if topic in ("calls", "journal"):
-            follower = _Follower(self._view, own)
-            return follower.next_calls if topic == "calls" else follower.next_journal
-        describe: Callable[[Mapping[str, str]], Awaitable[Document]] = getattr(self._view, topic)
+        if topic == "calls":
+            return _new_calls(view, {"limit": _FOLLOWED_CALLS, **own})
+        if topic == "journal":
+            return _new_events(view, own)
+        describe: Callable[[Mapping[str, str]], Awaitable[Document]] = getattr(view, topic)
         return lambda: describe(own)
 
     @staticmethod
@@ -301,26 +299,29 @@ class Api:
             await response.write(data)
 
 
-class _Follower:
-    """Describes calls and events if new ones came since the last time; the first time, all."""
+def _new_calls(view: GatewayView, query: Mapping[str, str]) -> Describe:
+    """Return what describes the calls since the last time; the first time, all."""
+    positions: Sequence[int] = ()
 
-    def __init__(self, view: GatewayView, query: Mapping[str, str]) -> None:
-        self._view = view
-        self._query = query
-        self._positions: Sequence[int] = ()
-        self._events: Sequence[Document] | None = None
-
-    async def next_calls(self) -> Document | None:
-        query = {"limit": _FOLLOWED_CALLS, **self._query}
-        document, self._positions = await self._view.calls_since(self._positions, query)
+    async def describe() -> Document | None:
+        nonlocal positions
+        document, positions = await view.calls_since(positions, query)
         return document if document["calls"] else None
 
-    async def next_journal(self) -> Document | None:
-        document = await self._view.journal(self._query)
-        if document["events"] == self._events:
-            return None
-        self._events = document["events"]
-        return document
+    return describe
+
+
+def _new_events(view: GatewayView, query: Mapping[str, str]) -> Describe:
+    """Return what describes the events if they are others than the last time."""
+    known: Sequence[Document] | None = None
+
+    async def describe() -> Document | None:
+        nonlocal known
+        before, document = known, await view.journal(query)
+        known = document["events"]
+        return None if known == before else document
+
+    return describe
 
 
 def _get(path: str, describe: Callable[[Mapping[str, str]], Awaitable[Document]]) -> web.RouteDef:

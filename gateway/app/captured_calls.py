@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 import orjson
 
-from gateway.listener.dispatcher import RequestHandler
+from gateway.listener.client_call import RequestHandler
 from gateway.listener.server import HttpListener
 from gateway.observe.call_capture import CallCapture
 from gateway.observe.call_record import CallObserver, CallRecord

@@ -14,8 +14,7 @@ import numpy as np
 
 from gateway.app.process import BackgroundTask
 from gateway.app.shared_memory import Waiting
-from gateway.observe.call_metrics import ENDPOINT_LATENCY, FIRST_BYTE, SERVER_DURATION
-from gateway.observe.gateway_metrics import ENDPOINT_FAILURES
+from gateway.observe import families
 from gateway.observe.metric_store import Family, MetricStore, clean_label
 from gateway.observe.metric_table import Histograms, MetricTable, RecentHistograms, Words, quantiles
 from gateway.routing.endpoint_state import NO_CALLS, RecentCalls
@@ -84,10 +83,10 @@ class RecentLooks:
     """Remembers the calls of each endpoint: of the last minute, and latencies of an hour."""
 
     def __init__(self, store: MetricStore) -> None:
-        self._calls = _Change(store, SERVER_DURATION)
-        self._failures = _Change(store, ENDPOINT_FAILURES)
-        self._responses = _Change(store, FIRST_BYTE)
-        self._latencies = RecentHistograms(store, ENDPOINT_LATENCY)
+        self._calls = _Change(store, families.SERVER_DURATION)
+        self._failures = _Change(store, families.ENDPOINT_FAILURES)
+        self._responses = _Change(store, families.FIRST_BYTE)
+        self._latencies = RecentHistograms(store, families.ENDPOINT_LATENCY)
         self._hour: Histograms | None = None
         self._silent = SilentEndpoints()
         self._heard_at: dict[_Endpoint, float] = {}
@@ -181,7 +180,7 @@ class RecentLooks:
             words = hour.words[rows].sum(axis=0, keepdims=True)
             calls = float(words[:, 1:].sum())
             if calls >= FEW_CALLS:
-                p99 = float(quantiles(ENDPOINT_LATENCY, words, 0.99)[0])
+                p99 = float(quantiles(families.ENDPOINT_LATENCY, words, 0.99)[0])
                 return UsualLatency(calls, p99, hour.seconds, rows is own)
         return None
 
@@ -246,7 +245,7 @@ def _medians(histograms: Histograms) -> Iterable[tuple[_Series, Latency]]:
     """Yield the latency of each series that has enough calls."""
     words, seconds = histograms.words, histograms.seconds
     counts = words[:, 1:].sum(axis=1).tolist()
-    medians = quantiles(ENDPOINT_LATENCY, words, 0.5).tolist()
+    medians = quantiles(families.ENDPOINT_LATENCY, words, 0.5).tolist()
     for series, calls, median in zip(histograms.labels, counts, medians, strict=True):
         if calls >= FEW_CALLS:
             yield series, Latency(calls, median, seconds)

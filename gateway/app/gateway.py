@@ -25,8 +25,8 @@ from gateway.app.loaded_resources import LoadedResources, load_resources
 from gateway.app.reload import CloseReplaced, PreparedReload
 from gateway.app.shared_memory import SharedMemory
 from gateway.app.status_publisher import StatusPublisher, describe_concurrency, describe_upstream
+from gateway.listener.client_call import RequestHandler
 from gateway.listener.connection_host import IdleTimeouts
-from gateway.listener.dispatcher import RequestHandler
 from gateway.listener.server import HttpListener
 from gateway.observe.access_log import AccessLog, LineFormat, TemplateFormat, write_json, write_text
 from gateway.observe.call_metrics import CallMetrics

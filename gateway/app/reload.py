@@ -16,7 +16,7 @@ from gateway.app.preflight.settings_checks import settings_warnings
 from gateway.app.process import log_addresses, set_log_level
 from gateway.app.shared_memory import Revision, SharedMemory
 from gateway.errors import INTERNAL_ERROR_TEXT
-from gateway.observe.gateway_metrics import RELOAD_FAILURES, RELOADS
+from gateway.observe.families import RELOAD_FAILURES, RELOADS
 from gateway.observe.metric_store import MetricWriter
 from gateway.settings.load import LoadedSettings, load_with_positions
 from gateway.settings.problems import Problem, SettingsError
@@ -99,7 +99,8 @@ class ReloadLog:
     def __init__(self, source: SettingsSource, shared: SharedMemory, writer: MetricWriter) -> None:
         self.source = source
         self._shared = shared
-        self._reloads, self._failures = writer.counter(RELOADS), writer.counter(RELOAD_FAILURES)
+        self._reloads = writer.counter(RELOADS)
+        self._failures = writer.counter(RELOAD_FAILURES)
         self._revision = Revision(time.time(), str(source.file))
         self._update()
 

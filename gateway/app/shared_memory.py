@@ -11,8 +11,7 @@ import orjson
 
 from gateway.app.journal import RING_SIZE, Journal
 from gateway.errors import replace_surrogates
-from gateway.observe.call_metrics import CALL_FAMILIES
-from gateway.observe.gateway_metrics import GATEWAY_FAMILIES
+from gateway.observe import families
 from gateway.observe.metric_store import MetricStore, clean_label
 from gateway.observe.recent_calls import RecentCalls
 from gateway.workers.control import ControlSockets
@@ -135,7 +134,7 @@ class SharedMemory:
     def __init__(self, workers: int = 1, control: ControlSockets | None = None) -> None:
         self.control = control
         self.ejections = SharedDocuments(workers, _MAX_EJECTIONS)
-        self.metric_store = MetricStore(CALL_FAMILIES + GATEWAY_FAMILIES, workers + 1)
+        self.metric_store = MetricStore(families.FAMILIES, workers + 1)
         """A segment for each worker, and one for who reads the settings."""
         self.statuses = SharedDocuments(workers, max(MAX_DOCUMENT, _MAX_STATUSES // workers))
         """The status of each worker, as JSON."""

@@ -43,7 +43,7 @@ from gateway.app.reload import (
     failure_text,
 )
 from gateway.app.shared_memory import SharedMemory
-from gateway.observe.gateway_metrics import WORKER_RESTARTS
+from gateway.observe import families
 from gateway.settings.schema import Settings
 from gateway.system.memory import tune_garbage_collector
 from gateway.workers.control import ControlClient
@@ -96,7 +96,7 @@ class GatewayWithWorkers(SupervisedGateway):
         # Made before the first fork, as all workers share it. It outlives them, and each reload.
         self.shared = SharedMemory.for_workers(workers)
         writer = self.shared.metric_store.writer(workers)
-        self._worker_restarts = writer.counter(WORKER_RESTARTS)
+        self._worker_restarts = writer.counter(families.WORKER_RESTARTS)
         self._reload_log = ReloadLog(source, self.shared, writer)
         self._journal = self.shared.owner_journal
         self._has_started = False

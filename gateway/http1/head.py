@@ -1,4 +1,4 @@
-"""Parses and encodes the heads of HTTP/1.1 messages: RFC 9112, sections 2 to 6.
+"""Collects, parses and encodes the heads of HTTP/1.1 messages: RFC 9112, sections 2 to 6.
 
 A head that could be read in two ways is rejected, also where the RFC lets a server be lenient.
 """
@@ -28,6 +28,11 @@ _MAX_CACHED_LINE: Final = 256
 
 _MAX_CACHED_NAME: Final = 64
 """Maximum bytes of a cached header name."""
+
+_CHECKED_START: Final = 256
+"""Bytes of an incomplete first line that are checked. Each read checks them again."""
+
+_HEAD_END: Final = b"\r\n\r\n"
 
 _MAX_LENGTH_DIGITS: Final = 20
 """Maximum digits of a Content-Length."""
@@ -92,13 +97,6 @@ class MalformedError(ValueError):
 
 class AnotherProtocolError(MalformedError):
     """A whole first line that has neither a method nor a version: its sender speaks no HTTP."""
-
-
-class HeadTooLargeError(MalformedError):
-    """A head of more than ``MAX_HEAD`` bytes."""
-
-    def __init__(self) -> None:
-        super().__init__(f"a head of more than {MAX_HEAD} bytes")
 
 
 class _HeaderName:
@@ -287,7 +285,7 @@ class HeadParser:
         """
         lines = _split_lines(head)
         line = lines[0]
-        first = _cached_request_line(line) if _is_short(line) else parse_request_line(line)
+        first = _cached_request_line(line) if _is_short(line) else _parse_request_line(line)
         fields = self._parse_fields(lines)
         for field in fields:
             if field.meaning == _INVALID_HOST:
@@ -303,14 +301,15 @@ class HeadParser:
         """
         lines = _split_lines(head)
         line = lines[0]
-        first = _cached_status_line(line) if _is_short(line) else parse_status_line(line)
+        first = _cached_status_line(line) if _is_short(line) else _parse_status_line(line)
         return ResponseHead(first, method, self._parse_fields(lines))
 
     def _parse_fields(self, lines: list[bytes]) -> list[HeaderField]:
         known = self._known.recent
-        return [known.get(line) or self._parse_field(line) for line in lines[1:-2]]
+        return [known.get(line) or self.parse_field(line) for line in lines[1:-2]]
 
-    def _parse_field(self, line: bytes) -> HeaderField:
+    def parse_field(self, line: bytes) -> HeaderField:
+        """Parse a header line, with its CR; raises MalformedError."""
         if (known := self._known.get(line)) is not None:
             return known
         raw_name, colon, raw_value = line.partition(b":")
@@ -333,7 +332,7 @@ class HeadParser:
 
     def _replace_host(self, fields: list[HeaderField], first: RequestLine) -> None:
         """Replace Host by the host of the target, unless Host is missing in HTTP/1.1."""
-        host = self._parse_field(b"Host: %s\r" % first.host.encode())
+        host = self.parse_field(b"Host: %s\r" % first.host.encode())
         places = [i for i, field in enumerate(fields) if field.lower == "host"]
         if places:
             fields[places[0]] = host
@@ -341,7 +340,70 @@ class HeadParser:
             fields.append(host)
 
 
-def parse_request_line(line: bytes) -> RequestLine:
+class HeadReader:
+    """Collects the bytes of a head until it is complete; it rejects garbage before that."""
+
+    def __init__(self, is_request: bool) -> None:
+        self._is_request = is_request
+        self.received = b""
+        """The bytes of a partial head, which may be malformed."""
+        self._checked = 0
+
+    def reset(self) -> None:
+        """Drop a partial head."""
+        self.received, self._checked = b"", 0
+
+    def feed(self, data: bytes | memoryview) -> tuple[bytes, bytes | memoryview] | None:
+        """Add received data; return the complete head and the bytes after it, None before that.
+
+        Raises MalformedError.
+        """
+        if not self.received:
+            # Usually the head is complete. Large data after it is not copied.
+            is_small = len(data) <= MAX_CACHED_HEAD
+            start = bytes(data if is_small else data[:MAX_CACHED_HEAD])
+            end = start.find(_HEAD_END)
+            if end >= 0 and start[0] not in _HEAD_END:
+                end += len(_HEAD_END)
+                return start[:end], start[end:] if is_small else memoryview(data)[end:]
+            data = bytes(data).lstrip(b"\r\n")  # RFC 9112, section 2.2
+        before = len(self.received)
+        received = self.received + data
+        end = received.find(_HEAD_END, max(0, before - len(_HEAD_END)), MAX_HEAD)
+        if end >= 0:
+            self.reset()
+            end += len(_HEAD_END)
+            return received[:end], received[end:]
+        if len(received) >= MAX_HEAD:
+            raise MalformedError(f"a head of more than {MAX_HEAD} bytes")
+        self.received = received
+        self._check(received)
+        return None
+
+    def _check(self, received: bytes) -> None:
+        """Check the lines that are complete by now; of the first one, also its start."""
+        while (end := received.find(b"\n", self._checked)) >= 0:
+            line = received[self._checked : end]
+            if self._checked:
+                HeadParser().parse_field(line)
+            elif self._is_request:
+                _parse_request_line(line)
+            else:
+                _parse_status_line(line)
+            self._checked = end + 1
+        if self._checked or not received:
+            return
+        start = received[:_CHECKED_START]
+        if self._is_request:
+            method, space, _ = start.partition(b" ")
+            if not (method in METHODS if space else any(m.startswith(method) for m in METHODS)):
+                raise _request_line_error(start)
+        else:
+            start = start.removesuffix(b"\r")
+            _parse_status_line(start + b"HTTP/1.1 200 "[len(start) :] + b"\r")
+
+
+def _parse_request_line(line: bytes) -> RequestLine:
     """Parse the first line of a request, with its CR; raises MalformedError."""
     match = _REQUEST_LINE.fullmatch(line)
     if match is None or match[1] not in METHODS or match[1] == b"CONNECT":
@@ -359,7 +421,7 @@ def parse_request_line(line: bytes) -> RequestLine:
     return RequestLine(line, match[1].decode("latin-1"), target, match[3] == b"0", host)
 
 
-def parse_status_line(line: bytes) -> StatusLine:
+def _parse_status_line(line: bytes) -> StatusLine:
     """Parse the first line of a response, with its CR; raises MalformedError."""
     match = _STATUS_LINE.fullmatch(line)
     if match is None:
@@ -371,50 +433,8 @@ def parse_status_line(line: bytes) -> StatusLine:
     return StatusLine(line, match[1] == b"0", int(match[2]), (match[3] or b"").decode("latin-1"))
 
 
-_cached_request_line = cached(CACHED_LINES)(parse_request_line)
-_cached_status_line = cached(CACHED_LINES)(parse_status_line)
-
-
-def check_field_line(line: bytes) -> None:
-    """Check a header line by itself, with its CR; raises MalformedError."""
-    name, colon, value = line.partition(b":")
-    if not colon:
-        raise _invalid_name(line.removesuffix(b"\r"))
-    lower = _parse_name(name)[1]
-    text = _parse_value(name, value)
-    if lower in _FRAMING_NAMES:
-        _meaning_of(lower, text)
-
-
-def check_request_line_start(start: bytes) -> None:
-    """Check that a request line can begin like this; raises MalformedError."""
-    method, space, rest = start.partition(b" ")
-    known = method in METHODS if space else any(each.startswith(method) for each in METHODS)
-    target, _, version = rest.lstrip(b" ").decode("latin-1").partition(" ")
-    version = version.lstrip(" ")
-    if (
-        not known
-        or not (target.isascii() and target.isprintable())
-        or not ("HTTP/1.1\r".startswith(version) or "HTTP/1.0\r".startswith(version))
-    ):
-        raise _request_line_error(start)
-
-
-def check_status_line_start(start: bytes) -> None:
-    """Check that a status line can begin like this; raises MalformedError."""
-    start = start.removesuffix(b"\r")
-    parse_status_line(start + b"HTTP/1.1 200 "[len(start) :] + b"\r")
-
-
-def check_field_line_start(start: bytes) -> None:
-    """Check that a header line, or the end of a head, can begin like this.
-
-    Raises MalformedError.
-    """
-    if start != b"\r":
-        name, _, value = start.partition(b":")
-        _parse_name(name)
-        _parse_value(name, value.removesuffix(b"\r") + b"\r")
+_cached_request_line = cached(CACHED_LINES)(_parse_request_line)
+_cached_status_line = cached(CACHED_LINES)(_parse_status_line)
 
 
 def encode_head(first_line: str, headers: Iterable[tuple[str, str]]) -> bytes:

@@ -154,7 +154,7 @@ class Http2Connection:
     def next_event(self) -> events.Event | frames.Frame | None:
         """Return the next event, None if there is none yet, or none in this time slice.
 
-        SETTINGS, GOAWAY and the response to a PING are events themselves.
+        SETTINGS and GOAWAY are events themselves.
 
         Raises Http2Error, and the connection must be closed.
         """
@@ -256,9 +256,7 @@ class Http2Connection:
         elif isinstance(frame, frames.SettingsFrame):
             self._handle_settings(frame)
         elif isinstance(frame, frames.PingFrame):
-            if frame.ack:
-                self._events.append(frame)
-            else:
+            if not frame.ack:
                 self.output.append(frames.encode_ping(frame.data, ack=True))
         elif isinstance(frame, frames.RstStreamFrame):
             self._handle_reset(frame)
@@ -646,7 +644,7 @@ class Http2Connection:
             self._drop_stream(stream)
 
     def ping(self, data: bytes) -> None:
-        """Send a PING with 8 bytes; its response is an event."""
+        """Send a PING with 8 bytes."""
         with self._guard:
             self.output.append(frames.encode_ping(data))
 

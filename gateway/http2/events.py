@@ -1,4 +1,4 @@
-"""What a connection tells of its peer, beside the frames that say all: SETTINGS, PING, GOAWAY."""
+"""What a connection tells of its peer, beside the frames that say all: SETTINGS, GOAWAY."""
 
 from __future__ import annotations
 

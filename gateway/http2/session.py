@@ -262,9 +262,7 @@ class Http2Session(Connection):
             self._end_time_slice()
         self.flush_output()
         if self.transport.get_write_buffer_size() > _MAX_UNSENT:
-            reason = "the peer does not read"
-            http2.close(ErrorCode.ENHANCE_YOUR_CALM, reason)
-            self.fail(Http2Error(ErrorCode.ENHANCE_YOUR_CALM, reason))
+            self.end_for(ErrorCode.ENHANCE_YOUR_CALM, "the peer does not read")
             self.transport.abort()
 
     def fail(self, error: Http2Error) -> None:
@@ -272,6 +270,11 @@ class Http2Session(Connection):
         self.flush_output()
         self.on_failure(error)
         self.transport.close()
+
+    def end_for(self, code: ErrorCode, reason: str) -> None:
+        """Tell the peer why the connection is closed, and close it."""
+        self.http2.close(code, reason)
+        self.fail(Http2Error(code, reason))
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Release those who wait; the user of each handler is told by ``on_failure``."""
@@ -355,8 +358,6 @@ class Http2Session(Connection):
             self.on_refused(event.error)
         elif isinstance(event, frames.SettingsFrame):
             self.on_settings()
-        elif isinstance(event, frames.PingFrame):
-            self.on_ping_acknowledged(event.data)
 
     def _handle_on_stream(self, event: events.StreamEvent) -> None:
         handler = event.stream.handler
@@ -418,6 +419,3 @@ class Http2Session(Connection):
 
     def on_settings(self) -> None:
         """Handle that the settings of the peer have changed."""
-
-    def on_ping_acknowledged(self, data: bytes) -> None:
-        """Handle the response to a PING."""

@@ -1,25 +1,58 @@
-"""A client's call, from its head to its end, whatever carries it."""
+"""A client's call, from its head to its end, whatever carries it, and the host of all calls."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
-from gateway.errors import GatewayError
-from gateway.http1.head import RequestHead
-from gateway.listener.connection_host import Continuation
-from gateway.listener.dispatcher import RequestDispatcher
-from gateway.listener.messages import ListenerRequest, ListenerResponse, error_template
-from gateway.observe.call_record import CallRecord
+from gateway.errors import GatewayError, strip_tracebacks
+from gateway.http1.deferrals import BodyDeferrals
+from gateway.http1.head import HeadParser, RequestHead
+from gateway.listener.connection_host import IdleTimeouts, ListenerConnection
+from gateway.listener.messages import (
+    ListenerRequest,
+    ListenerResponse,
+    error_template,
+    to_origin_form,
+)
+from gateway.listener.open_connections import OpenConnections
+from gateway.observe.call_record import CallLabels, CallObserver, CallRecord
 from gateway.observe.failure_log import REFUSAL_LOG
 from gateway.proxy.calls.buffered import BufferedCall
-from gateway.proxy.errors import error_body
-from gateway.proxy.filters.forwarded_headers import ForwardedHeaders, Peer
-from gateway.proxy.interfaces import FieldLines, HeaderLines, ResponseTemplate
-from gateway.system.buffers import ReservedBytes
+from gateway.proxy.calls.planner import BufferedPlan, GrpcPlan, Planner
+from gateway.proxy.errors import INTERNAL_ERROR, error_body, send_error
+from gateway.proxy.filters.forwarded_headers import (
+    FORWARDED_KEYS,
+    NO_FORWARDED_HEADERS,
+    NOTED_HEADERS,
+    ForwardedHeaders,
+    Peer,
+)
+from gateway.proxy.filters.trace_sampling import TraceSampler
+from gateway.proxy.interfaces import (
+    ClientRequest,
+    ClientResponse,
+    FieldLines,
+    HeaderLines,
+    ResponseTemplate,
+)
+from gateway.system.buffers import BufferAccount, ReservedBytes
+from gateway.system.hangups import HangupWatch
 from gateway.system.sockets.body_stream import BodyStream
+
+_MAX_IDLE_CHECK_INTERVAL = 5.0
+"""Maximum seconds between two checks for idle connections."""
+_NO_RECORD = CallRecord("", "")
+
+_log = logging.getLogger("tensorgate.listener")
+
+RequestHandler = Callable[[ClientRequest, ClientResponse], Awaitable[None]]
+"""Handles a request on the streaming path."""
+Continuation = Callable[[ClientResponse], Awaitable[None]]
+"""The rest of a call that started on the fast path."""
 
 
 class CallSource:
@@ -49,17 +82,17 @@ class CallSource:
 
 
 class ClientCall(ABC):
-    """A request with its response: the CallClient of its call.
+    """A request with its response: the client of its call.
 
     It waits for the rest of a small body, starts on the fast path or in a task, and ends once.
     Subclasses read and write the messages.
     """
 
-    def __init__(self, source: CallSource, record: CallRecord, started: float) -> None:
+    def __init__(self, source: CallSource, started: float) -> None:
         self.added_headers: HeaderLines = ()
         self.added_lines = b""
         self.carries_trailers = source.is_http2
-        self.record = record
+        self.record = _NO_RECORD
         self.head: RequestHead | None = None
         self.is_deferred = False
         """Whether it waits for the rest of its body."""
@@ -97,7 +130,7 @@ class ClientCall(ABC):
         call = self._call = self._host.prepare_fast_path(self, self.head, data)
         if call is None:
             return False
-        self._host.add_call(call, self)
+        self._host.add_call(self)
         if body is not None:
             body.discard()
         call.start()
@@ -117,7 +150,7 @@ class ClientCall(ABC):
             return False
         self.record.labels = labels
         self.is_deferred = True
-        self._host.add_call(self, self)
+        self._host.add_call(self)
         self._host.deferrals.add(self, head.length)
         return True
 
@@ -125,7 +158,6 @@ class ClientCall(ABC):
         """Wait no longer."""
         if self.is_deferred:
             self._host.deferrals.remove(self)
-            self._host.remove_call(self)
             self.is_deferred = False
 
     def on_timeout(self) -> None:
@@ -140,17 +172,50 @@ class ClientCall(ABC):
     def start_task(self, rest: Continuation | None = None) -> asyncio.Task[None]:
         """Run the call in a task, or the rest of one that has begun."""
         request, response = self._make_messages()
-        task = self._call = self._host.start_task(self, request, response, rest)
-        task.add_done_callback(self._end_cancelled_task)
+        self._host.add_call(self)
+        task = self._call = asyncio.create_task(self._run(request, response, rest))
+        task.add_done_callback(self._on_task_end)
         return task
 
     def continue_in_task(self, rest: Continuation, on_done: Callable[[], None]) -> None:
         """Run the rest of the call in a task; see FastPathClient."""
-        begun = self._call
-        assert isinstance(begun, BufferedCall)
         self.start_task(rest).add_done_callback(lambda _: on_done())
-        # Only now, so that the host always counts one of the two.
-        self._host.remove_call(begun)
+
+    async def _run(
+        self, request: ClientRequest, response: ListenerResponse, rest: Continuation | None
+    ) -> None:
+        try:
+            await self._respond_to(request, response, rest)
+        except asyncio.CancelledError as error:
+            strip_tracebacks(error)  # the task holds the error, and its frames hold the task
+            raise
+        finally:
+            self.finish_call(response)
+
+    async def _respond_to(
+        self, request: ClientRequest, response: ListenerResponse, rest: Continuation | None
+    ) -> None:
+        try:
+            if rest is None:
+                request.target = to_origin_form(request.target)
+                await self._host.handler(request, response)
+            else:
+                await rest(response)
+        except GatewayError as error:
+            await send_error(response, strip_tracebacks(error))
+        except ConnectionError as error:
+            strip_tracebacks(error)  # the client is gone
+        except Exception as error:
+            # A bug of the gateway: log it, and go on serving other calls.
+            where = (response.record.request_id or "-", request.method, request.target)
+            _log.exception("request %s: %s %s failed", *where)
+            strip_tracebacks(error)
+            if response.started and not response.take_back():
+                response.record.set_error(INTERNAL_ERROR)
+                response.abort()
+            else:
+                response.last = True
+                await send_error(response, INTERNAL_ERROR)
 
     def finish_call(self, response: ListenerResponse) -> None:
         """End the call, whose task has ended."""
@@ -183,9 +248,8 @@ class ClientCall(ABC):
     def end(self) -> None:
         """Give back what the call holds, then tell of its end."""
         self.end_deferral()
-        call = self._call
-        if isinstance(call, BufferedCall):
-            self._host.remove_call(call)
+        if not isinstance(self._call, asyncio.Task):
+            self._host.remove_call(self)
         self._call = None  # not before: if this fails, it is done again when the client is gone
         self._release()
         self.ended = True
@@ -200,8 +264,9 @@ class ClientCall(ABC):
         record.client = self._source.address
         return record
 
-    def _end_cancelled_task(self, task: asyncio.Task[None]) -> None:
-        """End the call of a task that was cancelled before it ran: it called no ``finish_call``."""
+    def _on_task_end(self, task: asyncio.Task[None]) -> None:
+        """Count the call no more; end it if it was cancelled before its task ran."""
+        self._host.remove_call(self)
         if self._call is task:
             self.end()
 
@@ -242,3 +307,167 @@ class ClientCall(ABC):
     @abstractmethod
     def _release(self) -> None:
         """Give back what the call holds of its connection."""
+
+
+class RequestDispatcher:
+    """Starts a call for each request, on the fast path if it can: the host of connections.
+
+    ``on_closed`` is called for each closed connection.
+
+    The listener inherits it, because a delegated method call would cost time for each request.
+    """
+
+    def __init__(
+        self,
+        handler: RequestHandler,
+        observers: tuple[CallObserver, ...],
+        buffers: BufferAccount,
+        on_closed: Callable[[], None],
+    ) -> None:
+        self.draining = False
+        self.trace_sampler: TraceSampler | None = None
+        """Decides which calls are traced; None if none is."""
+        self.buffers = buffers
+        self.hangups = HangupWatch()
+        self.idle_timeouts = IdleTimeouts()
+        self.forwarding = NO_FORWARDED_HEADERS
+        self.handler = handler
+        self.set_planner(None)
+        self.observers = observers
+        self._loop = asyncio.get_running_loop()
+        self._active_calls: dict[ClientCall, None] = {}
+        self.deferrals = BodyDeferrals()
+        self._on_closed = on_closed
+        self._connections = OpenConnections()
+        self._idle_check: asyncio.TimerHandle | None = None
+
+    @property
+    def requests(self) -> int:
+        """The number of active calls."""
+        return len(self._active_calls)
+
+    def fast_path_labels(self, head: RequestHead) -> CallLabels | None:
+        """Return the labels of a request if it can take the fast path once its body is there."""
+        plan = self._plan(head)
+        if plan is None:
+            return None
+        if head.length is None:
+            # gRPC does not say how long a body is, and most are small.
+            return plan.labels if isinstance(plan, GrpcPlan) else None
+        return plan.labels if head.length <= plan.max_size else None
+
+    def prepare_fast_path(
+        self, client: ClientCall, head: RequestHead, body: bytes | memoryview
+    ) -> BufferedCall | None:
+        """Prepare a fully buffered request for the fast path; None if it must be streamed.
+
+        Nothing is sent yet. The client owns the call: it registers with ``add_call``, and then
+        starts it, or cancels it. The call ends with ``respond`` or ``continue_in_task`` of the
+        client.
+        """
+        plan = self._plan(head)
+        if plan is None or self._planner is None or len(body) > plan.max_size:
+            return None
+        try:
+            return self._planner.prepare(plan, head, bytes(body), client)
+        except Exception:
+            self._log_failure(client.record.request_id, head)
+            return None  # nothing was sent; the streaming path responds
+
+    def _plan(self, head: RequestHead) -> BufferedPlan | None:
+        if self._planner is None:
+            return None
+        try:
+            return self._planner.plan(head, to_origin_form(head.target))
+        except GatewayError:
+            return None  # the streaming path responds with the error
+        except Exception:
+            self._log_failure("", head)
+            return None
+
+    @staticmethod
+    def _log_failure(request_id: str, head: RequestHead) -> None:
+        where = (request_id or "-", head.method, head.target)
+        _log.exception("request %s: %s %s failed on the fast path", *where)
+
+    def set_planner(self, planner: Planner | None) -> None:
+        """Plan calls by this planner, and read heads as it needs them, from now on."""
+        self._planner = planner
+        self.head_parser = (
+            HeadParser(FORWARDED_KEYS, NOTED_HEADERS) if planner is None else planner.head_parser
+        )
+
+    def clear_plans(self) -> None:
+        """Forget the cached plans, because API keys have changed."""
+        if self._planner is not None:
+            self._planner.clear_plans()
+
+    def add_call(self, call: ClientCall) -> None:
+        """Register a call, before it starts."""
+        self._active_calls[call] = None
+
+    def remove_call(self, call: ClientCall) -> None:
+        """Unregister an ended call."""
+        self._active_calls.pop(call, None)
+
+    def find_waiting(self, seconds: float) -> dict[tuple[str, str, str], float]:
+        """Return for how long inference calls have waited for their endpoints: the oldest of each.
+
+        By upstream, URL and model. Only calls that were sent at least ``seconds`` ago count, and
+        only if their whole request is there, and nothing of their response.
+        """
+        found: dict[tuple[str, str, str], float] = {}
+        now = time.perf_counter()
+        for call in self._active_calls:
+            record = call.record
+            if now - record.started < seconds:
+                break  # all further ones have begun later, so that it costs nothing for most calls
+            if record.waits_for_inference and call.has_sent_all:
+                key = record.upstream, record.endpoint, record.labels.model
+                found[key] = max(found.get(key, seconds), now - record.sent_at)
+        return {key: waited for key, waited in found.items() if waited > seconds}
+
+    def observe_call(self, record: CallRecord) -> None:
+        """Give the record of an ended call to the observers."""
+        for observer in self.observers:
+            try:
+                observer(record)
+            except Exception:
+                # The client has its response already, and the connection must go on.
+                _log.exception("an observer of calls failed")
+
+    def add_connection(self, connection: ListenerConnection) -> None:
+        """Register a new connection."""
+        self._connections.add(connection)
+        if self._idle_check is None and not self.draining:
+            self._start_idle_check()
+
+    def replace_connection(self, old: ListenerConnection, new: ListenerConnection) -> None:
+        """Register what serves an open connection from now on."""
+        self._connections.replace(old, new)
+
+    def remove_connection(self, connection: ListenerConnection) -> None:
+        """Unregister a closed connection."""
+        self._connections.discard(connection)
+        self._on_closed()
+
+    def _close_idle_connections(self) -> None:
+        self._for_each_connection(lambda connection: connection.close_if_idle())
+        self._start_idle_check()
+
+    def _start_idle_check(self) -> None:
+        timeouts = self.idle_timeouts
+        shortest = min(
+            timeouts.request_header_timeout, timeouts.keep_alive_timeout, timeouts.idle_timeout
+        )
+        delay = min(_MAX_IDLE_CHECK_INTERVAL, shortest / 2)
+        self._idle_check = self._loop.call_later(delay, self._close_idle_connections)
+
+    def _for_each_connection(self, act: Callable[[ListenerConnection], None]) -> None:
+        """Call ``act`` with each connection; one that fails is aborted, and stops no other."""
+        for connection in tuple(self._connections):
+            try:
+                act(connection)
+            except Exception:
+                _log.exception("a connection failed, and is aborted")
+                connection.transport.abort()

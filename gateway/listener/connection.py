@@ -13,22 +13,20 @@ from gateway.http1.head import (
     MAX_CACHED_HEAD,
     STATUSES_WITHOUT_BODY,
     AnotherProtocolError,
+    HeadReader,
     MalformedError,
     RequestHead,
 )
-from gateway.http1.head_reader import HeadReader
 from gateway.http2.frames import PREFACE
-from gateway.listener.client_call import CallSource, ClientCall
+from gateway.listener.client_call import CallSource, ClientCall, RequestDispatcher
 from gateway.listener.client_shares import client_of
 from gateway.listener.connection_host import (
     CLIENT_CLOSED,
-    NO_RECORD,
     UnreadCheck,
     seconds_stalled,
     stalled_body_error,
     unread_response_error,
 )
-from gateway.listener.dispatcher import RequestDispatcher
 from gateway.listener.http2_connection import Http2ClientConnection
 from gateway.listener.messages import (
     CONTINUE,
@@ -55,7 +53,7 @@ class Http1Call(ClientCall):
     """The call of a connection."""
 
     def __init__(self, connection: ClientConnection, started: float) -> None:
-        super().__init__(connection.source, NO_RECORD, started)
+        super().__init__(connection.source, started)
         self._connection = connection
 
     @property

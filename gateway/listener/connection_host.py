@@ -3,22 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Protocol
 
 from gateway.errors import RETRY_AFTER, ErrorKind, GatewayError
-from gateway.listener.messages import ListenerResponse
-from gateway.observe.call_record import CallRecord
-from gateway.proxy.calls.buffered import BufferedCall
-from gateway.proxy.interfaces import ClientResponse, FastPathClient
 from gateway.system.buffers import NO_ROOM, Body
 
 CLIENT_CLOSED = "the client closed the connection"
-NO_RECORD = CallRecord("", "")
-
-Continuation = Callable[[ClientResponse], Awaitable[None]]
-"""The rest of a call that started on the fast path."""
 
 
 def stalled_body_error() -> GatewayError:
@@ -100,18 +91,3 @@ class ListenerConnection(Protocol):
 
     def close_for_drain(self, grace: float) -> None:
         """Close the connection if it was idle for ``grace`` seconds; see ``drain``."""
-
-
-class CallClient(FastPathClient, Protocol):
-    """The client of one call: an HTTP/1.1 connection, or a stream of an HTTP/2 connection."""
-
-    @property
-    def has_sent_all(self) -> bool:
-        """Tell whether its whole request is there."""
-
-    def finish_call(self, response: ListenerResponse) -> None:
-        """End the call, whose task has ended."""
-
-
-Call = asyncio.Task[None] | BufferedCall | CallClient
-"""What serves a client's call: one that waits for the rest of its body serves itself."""

@@ -18,18 +18,15 @@ from gateway.http2.frames import GoAwayFrame
 from gateway.http2.hpack import MAX_HEADER_LIST, Header, HeaderList
 from gateway.http2.session import CONNECTION_WINDOW, STREAM_WINDOW, Http2Session, StreamHandler
 from gateway.http2.stream import Stream
-from gateway.listener.client_call import CallSource, ClientCall
+from gateway.listener.client_call import CallSource, ClientCall, RequestDispatcher
 from gateway.listener.connection_host import (
     CLIENT_CLOSED,
-    NO_RECORD,
     ListenerConnection,
     UnreadCheck,
     seconds_stalled,
     stalled_body_error,
     unread_response_error,
 )
-from gateway.listener.dispatcher import RequestDispatcher
-from gateway.listener.lingering import LingeringStreams
 from gateway.listener.messages import (
     CONTINUE_FIELDS,
     Http2Response,
@@ -46,10 +43,14 @@ from gateway.proxy.body_io import split
 from gateway.proxy.errors import end_dropped_call, is_grpc_content
 from gateway.proxy.filters.forwarded_headers import Peer
 from gateway.proxy.interfaces import ClientResponse, FieldLines, ResponseTemplate
-from gateway.system.buffers import NO_ROOM, BodyProgress, ReservedBytes
+from gateway.system.buffers import MAX_WINDOW, NO_ROOM, BodyProgress, ReservedBytes
 
 MAX_STREAMS: Final = 100
 """Requests of one connection that may be in progress: RFC 9113, section 6.5.2, advises as many."""
+
+MAX_LINGER_BYTES: Final = 64 * 1024 * 1024
+"""Bytes that are dropped of all requests that linger on a connection: as many as the largest body
+has by default."""
 
 _MAX_FRAME: Final = STREAM_WINDOW
 """Bytes of a received frame: a stream's first window would allow no larger one."""
@@ -155,7 +156,7 @@ class Http2Call(ClientCall):
     def __init__(
         self, connection: Http2ClientConnection, stream: Stream, headers: HeaderList
     ) -> None:
-        super().__init__(connection.source, NO_RECORD, time.perf_counter())
+        super().__init__(connection.source, time.perf_counter())
         self._connection = connection
         self._headers = headers
         self.stream = ClientStream(connection, stream, self)
@@ -328,7 +329,7 @@ class Http2Call(ClientCall):
 
     def _send_rest(self, body: memoryview, trailers: FieldLines) -> None:
         """Send the rest of a response in a task, as the client reads it."""
-        fast_path_call, record, stream = self._call, self.record, self.stream
+        record, stream = self.record, self.stream
         idle_timeout = self._host.idle_timeouts.idle_timeout
         grpc_status = record.grpc_status
         record.grpc_status = -1  # until its client has the trailers
@@ -357,8 +358,6 @@ class Http2Call(ClientCall):
                 buffers.change(-len(body))
 
         self.start_task(send)
-        if fast_path_call is not None:
-            self._host.remove_call(fast_path_call)
 
     def _hold_head(self, size: int) -> bool:
         """Count a large head before it is parsed; if there is no room, reject it."""
@@ -401,8 +400,10 @@ class Http2ClientConnection(Http2Session):
         self._closing = False
         self._shut_down = False
         self._linger_timer: asyncio.TimerHandle | None = None
-        timeout = host.idle_timeouts.linger_timeout
-        self._lingering = LingeringStreams(http2, timeout, self._on_lingering_end)
+        self._lingering: dict[Stream, asyncio.TimerHandle] = {}
+        """Streams whose response is complete while the client still sends, until their timeout."""
+        self._dropped: dict[Stream, int] = {}
+        """The bytes that were dropped of each of them."""
         self._unread = UnreadCheck()
         self._waits_for_client = False
         """Whether nothing is read and processed before the client reads."""
@@ -425,7 +426,7 @@ class Http2ClientConnection(Http2Session):
         self._host.remove_connection(self)
         try:
             super().connection_lost(exc)
-            self._lingering.close()
+            self._forget_lingering()
             if self._linger_timer is not None:
                 self._linger_timer.cancel()
         finally:
@@ -535,8 +536,11 @@ class Http2ClientConnection(Http2Session):
         REFUSAL_LOG.warn(f"HTTP/2 {what} of {client} closed", f"{error.reason} ({error.code.name})")
 
     def on_unread(self, stream: Stream, size: int) -> None:
-        """Count what was dropped of a stream that lingers."""
-        self._lingering.receive(stream, size)
+        """Count what was dropped of a stream that lingers, which may have ended with it."""
+        if stream in self._lingering:
+            self._dropped[stream] += size
+            if stream.closed or sum(self._dropped.values()) > MAX_LINGER_BYTES:
+                self._end_lingering(stream)
 
     def on_failure(self, error: Http2Error) -> None:
         """Cancel all calls, and log why the connection is closed."""
@@ -554,20 +558,39 @@ class Http2ClientConnection(Http2Session):
         self.run_guarded(self._close_if_done)
 
     def linger(self, stream: Stream) -> None:
-        """Let the client end a request whose response is complete."""
+        """Let the client end a request whose response is complete; what it sends is dropped.
+
+        RFC 9113, section 8.1, allows a reset right after the response, but clients then lose it:
+        curl 7.88 reports a framing error. So a stream lingers for some time, and all of a
+        connection for ``MAX_LINGER_BYTES``. It counts in MAX_CONCURRENT_STREAMS, and holds nothing
+        else.
+        """
         if not (self._closing or self.closed):
-            self._lingering.add(stream)
+            timeout = self._host.idle_timeouts.linger_timeout
+            self._dropped[stream] = 0
+            self._lingering[stream] = self.loop.call_later(timeout, self._end_lingering, stream)
+            # Dropped data take no memory, so the client need not wait for a small window.
+            self.http2.set_stream_window(stream, MAX_WINDOW)
             self.flush_soon()
 
-    def _on_lingering_end(self) -> None:
-        """Send the reset; the connection is idle since the response."""
+    def _end_lingering(self, stream: Stream) -> None:
+        """Forget a stream, and reset it if its request is not complete."""
+        self._lingering.pop(stream).cancel()
+        del self._dropped[stream]
+        self.http2.reset(stream, ErrorCode.NO_ERROR)
         self.flush_soon()
-        self._close_if_done()
+        self._close_if_done()  # it is idle since the response
+
+    def _forget_lingering(self) -> None:
+        for timer in self._lingering.values():
+            timer.cancel()
+        self._lingering.clear()
+        self._dropped.clear()
 
     @property
     def is_idle(self) -> bool:
         """Whether there are no calls, and no requests that go on after their response."""
-        return not (self.handlers or len(self._lingering))
+        return not (self.handlers or self._lingering)
 
     def seconds_stalled(self, now: float) -> float:
         """Return for how many seconds all its calls have waited for the client, 0 if one has not.
@@ -625,16 +648,15 @@ class Http2ClientConnection(Http2Session):
             self._shut_down = True
             self.http2.shut_down()
             if is_grace_over:
-                self._lingering.end_all()
+                for stream in tuple(self._lingering):
+                    self._end_lingering(stream)
             self.flush_output()
             self._close_if_done()
         elif is_grace_over and not self.transport.get_write_buffer_size():
             self.transport.abort()  # the client has all responses, but does not close its side
 
     def _end(self, code: ErrorCode, what: str, timeout: float) -> None:
-        reason = f"{what} within {timeout:g} s (limits.request_header_timeout)"
-        self.http2.close(code, reason)
-        self.fail(Http2Error(code, reason))
+        self.end_for(code, f"{what} within {timeout:g} s (limits.request_header_timeout)")
 
     def _calls(self) -> list[Http2Call]:
         return [
@@ -655,7 +677,7 @@ class Http2ClientConnection(Http2Session):
         """Count the bytes of incomplete frames, which may be those of a head."""
         more = size - self._partial_size
         if more > 0 and not self.buffers.hold_head(more):
-            self._close_for_room()
+            self.end_for(ErrorCode.ENHANCE_YOUR_CALM, NO_ROOM)
             return
         if more < 0:
             self.buffers.change_heads(more)
@@ -665,13 +687,9 @@ class Http2ClientConnection(Http2Session):
         """Drop the largest head, and the call that it begins: others need the room."""
         largest = max(self._calls(), key=lambda call: call.head_size, default=None)
         if largest is None or largest.head_size <= self._partial_size:
-            self._close_for_room()
+            self.end_for(ErrorCode.ENHANCE_YOUR_CALM, NO_ROOM)
         else:
             largest.drop_head()
-
-    def _close_for_room(self) -> None:
-        self.http2.close(ErrorCode.ENHANCE_YOUR_CALM, NO_ROOM)
-        self.fail(Http2Error(ErrorCode.ENHANCE_YOUR_CALM, NO_ROOM))
 
     def _close_if_done(self) -> None:
         if self._shut_down and self.is_idle:
@@ -684,7 +702,7 @@ class Http2ClientConnection(Http2Session):
         self.flush_output()
         self._closing = self._output_closed = True
         self.http2.ignore_received()
-        self._lingering.close()
+        self._forget_lingering()
         self._begun = []
         self._count_partial(0)
         self._idle_since = self.loop.time()

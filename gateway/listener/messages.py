@@ -27,6 +27,7 @@ from gateway.http2.hpack import Header, HeaderList
 from gateway.http2.session import StreamHandler
 from gateway.observe.call_record import CallRecord
 from gateway.proxy.filters.forwarded_headers import REQUEST_ID
+from gateway.proxy.headers import SERVER_TIMING, server_timing
 from gateway.proxy.interfaces import (
     ClientRequest,
     ClientResponse,
@@ -34,11 +35,11 @@ from gateway.proxy.interfaces import (
     HeaderLines,
     ResponseTemplate,
 )
-from gateway.proxy.response_headers import SERVER_TIMING, server_timing
 from gateway.system.sockets.body_stream import BodyStream
 
 _SERVER_NAME = "tensorgate"
 _REQUEST_ID_LINE = f"{REQUEST_ID}: ".encode()
+_PHRASES = {status.value: status.phrase for status in HTTPStatus}
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
@@ -245,20 +246,13 @@ def add_gateway_headers(lines: list[tuple[str, str]], names: set[str], second: i
 
 
 def _status_line(status: int, reason: str) -> str:
-    return f"HTTP/1.1 {status} {reason or _reason_phrase(status)}"
+    return f"HTTP/1.1 {status} {reason or _PHRASES.get(status, '')}"
 
 
 @lru_cache(maxsize=1)
 def http_date(second: int) -> str:
     """Format the Date header: RFC 9110, section 6.6.1."""
     return formatdate(second, usegmt=True)
-
-
-def _reason_phrase(status: int) -> str:
-    try:
-        return HTTPStatus(status).phrase
-    except ValueError:
-        return ""
 
 
 # ---------------------------------------------------------------------------------- HTTP/2

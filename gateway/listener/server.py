@@ -9,21 +9,18 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from gateway.listener.accept import AcceptingSockets
-from gateway.listener.client_shares import client_of
+from gateway.listener.client_call import RequestDispatcher, RequestHandler
+from gateway.listener.client_shares import ClientShares, client_of
 from gateway.listener.connection import ClientConnection
-from gateway.listener.connection_host import IdleTimeouts, ListenerConnection
-from gateway.listener.dispatcher import RequestDispatcher, RequestHandler
-from gateway.listener.open_connections import OpenConnections
+from gateway.listener.connection_host import IdleTimeouts
 from gateway.listener.tls import ReloadingTlsContext
-from gateway.listener.tls_transport import ClientTlsTransport, Handshakes
+from gateway.listener.tls_transport import ClientTlsTransport, max_handshakes
 from gateway.observe.call_record import CallObserver
 from gateway.proxy.calls.planner import Planner
 from gateway.proxy.filters.forwarded_headers import ForwardedPolicy
 from gateway.proxy.filters.trace_sampling import TraceSampler
 from gateway.system.buffers import BufferAccount
 
-_MAX_IDLE_CHECK_INTERVAL = 5.0
-"""Maximum seconds between two checks for idle connections."""
 _CANCEL_TIMEOUT = 0.05
 """Seconds for cancelled calls to end."""
 _CLOSE_TIMEOUT = 1.0
@@ -50,16 +47,13 @@ class HttpListener(RequestDispatcher):
         on_closed: Callable[[], None] = lambda: None,
         buffers: BufferAccount | None = None,
     ) -> None:
-        super().__init__(handler, observers, buffers or BufferAccount())
-        self._on_closed = on_closed
+        super().__init__(handler, observers, buffers or BufferAccount(), on_closed)
         self.tls: ReloadingTlsContext | None = None
         """That of all sockets but Unix sockets."""
-        self._handshaking = Handshakes()
+        self._handshaking = ClientShares[ClientTlsTransport](max_handshakes())
         self._adoptions: set[asyncio.Task[None]] = set()
-        self._connections = OpenConnections()
         self.sockets = AcceptingSockets(self.adopt, self.make_room)
         """Where it listens."""
-        self._idle_check: asyncio.TimerHandle | None = None
 
     @property
     def connections(self) -> int:
@@ -70,15 +64,6 @@ class HttpListener(RequestDispatcher):
     def tls_handshakes(self) -> int:
         """The number of TLS handshakes in progress, whose connections do not count as open yet."""
         return len(self._handshaking)
-
-    @property
-    def _idle_check_interval(self) -> float:
-        """The seconds between two checks for idle connections."""
-        timeouts = self.idle_timeouts
-        shortest = min(
-            timeouts.request_header_timeout, timeouts.keep_alive_timeout, timeouts.idle_timeout
-        )
-        return min(_MAX_IDLE_CHECK_INTERVAL, shortest / 2)
 
     def reconfigure(
         self,
@@ -161,13 +146,16 @@ class HttpListener(RequestDispatcher):
         if self._idle_check is not None:
             self._idle_check.cancel()
         self._for_each_connection(lambda connection: connection.announce_drain())
-        await self._stop_accepting(max_seconds)
+        await self.sockets.stop_all(max_seconds)
+        await asyncio.sleep(0)  # lets the loop read what has come, such as the end of a handshake
+        if self._adoptions:
+            await asyncio.wait(self._adoptions)
         await self._drain_connections(min(grace, max_seconds), until)
-        late = tuple(self._active_calls.values())
-        for client in late:
-            client.record.error = _DRAIN_TIMEOUT
+        late = tuple(self._active_calls)
+        for call in late:
+            call.record.error = _DRAIN_TIMEOUT
             try:
-                client.drop_call()
+                call.drop_call()
             except Exception:  # its connection is aborted below
                 _log.exception("a call could not be dropped")
         await self._wait_while(lambda: bool(self._active_calls), _CANCEL_TIMEOUT)
@@ -188,17 +176,10 @@ class HttpListener(RequestDispatcher):
         while condition() and self._loop.time() < until:  # noqa: ASYNC110  # no event
             await asyncio.sleep(_DRAIN_POLL_INTERVAL)
 
-    async def _stop_accepting(self, max_wait: float) -> None:
-        """Close all listening sockets; clients that have connected are served."""
-        await self.sockets.stop_all(max_wait)
-        await asyncio.sleep(0)  # lets the loop read what has come, such as the end of a handshake
-        if self._adoptions:
-            await asyncio.wait(self._adoptions)
-
     async def _drain_connections(self, grace: float, until: float) -> None:
         """Wait until all connections are closed; idle ones stay open for the grace period."""
         end_of_grace = self._loop.time() + grace
-        while len(self._connections) or self._handshaking:
+        while len(self._connections) or len(self._handshaking):
             now = self._loop.time()
             if now >= until:
                 return
@@ -207,35 +188,3 @@ class HttpListener(RequestDispatcher):
                     transport.abort()
                 self._for_each_connection(lambda each: each.close_for_drain(grace))
             await asyncio.sleep(_DRAIN_POLL_INTERVAL)
-
-    def add_connection(self, connection: ListenerConnection) -> None:
-        """Register a new connection."""
-        self._connections.add(connection)
-        if self._idle_check is None and not self.draining:
-            self._idle_check = self._loop.call_later(
-                self._idle_check_interval, self._close_idle_connections
-            )
-
-    def replace_connection(self, old: ListenerConnection, new: ListenerConnection) -> None:
-        """Register what serves an open connection from now on."""
-        self._connections.replace(old, new)
-
-    def remove_connection(self, connection: ListenerConnection) -> None:
-        """Unregister a closed connection."""
-        self._connections.discard(connection)
-        self._on_closed()
-
-    def _close_idle_connections(self) -> None:
-        self._for_each_connection(lambda connection: connection.close_if_idle())
-        self._idle_check = self._loop.call_later(
-            self._idle_check_interval, self._close_idle_connections
-        )
-
-    def _for_each_connection(self, act: Callable[[ListenerConnection], None]) -> None:
-        """Call ``act`` with each connection; one that fails is aborted, and stops no other."""
-        for connection in tuple(self._connections):
-            try:
-                act(connection)
-            except Exception:
-                _log.exception("a connection failed, and is aborted")
-                connection.transport.abort()

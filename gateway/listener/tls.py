@@ -45,7 +45,8 @@ class ReloadingTlsContext:
 
     def __init__(self, files: TlsFiles) -> None:
         self._files = files
-        self._watch = FileWatch(_paths(files))
+        paths = (files.certificate, files.key, files.client_ca)
+        self._watch = FileWatch(tuple(file for file in paths if file is not None))
         self._last_error = ""
         self.context = make_server_context(files)
 
@@ -98,8 +99,3 @@ def is_world_readable(file: str) -> bool:
         return bool(os.stat(file).st_mode & stat.S_IROTH)
     except OSError:
         return False
-
-
-def _paths(files: TlsFiles) -> tuple[str, ...]:
-    paths = (files.certificate, files.key, files.client_ca)
-    return tuple(file for file in paths if file is not None)

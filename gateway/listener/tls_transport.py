@@ -1,10 +1,10 @@
-"""TLS with clients: bounds the handshakes in progress, and logs those that fail."""
+"""TLS with clients: ends handshakes that are slow or too many, and logs those that fail."""
 
 from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 from gateway.errors import bad_request
 from gateway.listener.client_shares import ClientShares, client_of
@@ -51,28 +51,10 @@ _REASONS = {
 }
 
 
-class Handshakes:
-    """The TLS handshakes of a listener that are in progress: bounds them."""
-
-    def __init__(self) -> None:
-        # Half of the descriptors stay free for connections that are open, and for servers.
-        limit = min(MAX_HANDSHAKES, descriptor_limit() // 2)
-        self._shares = ClientShares[ClientTlsTransport](limit)
-
-    def __len__(self) -> int:
-        return len(self._shares)
-
-    def __iter__(self) -> Iterator[ClientTlsTransport]:
-        return iter(self._shares)
-
-    def begin(self, transport: ClientTlsTransport, client: str) -> None:
-        """Count a handshake; if there are too many, that of another gives way."""
-        for each in self._shares.add(transport, client):
-            each.give_way(len(self._shares))
-
-    def end(self, transport: ClientTlsTransport) -> None:
-        """Stop counting a handshake."""
-        self._shares.discard(transport)
+def max_handshakes() -> int:
+    """Return how many handshakes may be in progress at a time."""
+    # Half of the descriptors stay free for connections that are open, and for servers.
+    return min(MAX_HANDSHAKES, descriptor_limit() // 2)
 
 
 class ClientTlsTransport(TlsTransport):
@@ -86,7 +68,7 @@ class ClientTlsTransport(TlsTransport):
         self,
         context: ssl.SSLContext,
         connection: Connection,
-        handshaking: Handshakes,
+        handshaking: ClientShares[ClientTlsTransport],
         max_seconds: float,
         on_failed: Callable[[], None],
     ) -> None:
@@ -106,26 +88,24 @@ class ClientTlsTransport(TlsTransport):
         self._handshake_timer = loop.call_later(self._max_handshake, self._end_slow_handshake)
         self.client = client_of(transport.get_extra_info("peername"))
         self._listener = _address(transport.get_extra_info("sockname"))
-        self._handshaking.begin(self, self.client)
+        for each in self._handshaking.add(self, self.client):
+            each.give_way(len(self._handshaking))
 
     def connection_lost(self, exc: Exception | None) -> None:
         """End the handshake, too."""
         self._handshake_timer.cancel()
-        self._handshaking.end(self)
+        self._handshaking.discard(self)
         super().connection_lost(exc)
 
     def on_handshake_end(self) -> None:
         """Stop its clock."""
         self._has_ended = True
         self._handshake_timer.cancel()
-        self._handshaking.end(self)
+        self._handshaking.discard(self)
 
-    def on_handshake_error(self, error: ssl.SSLError) -> None:
-        """Log why it failed."""
+    def on_handshake_error(self, error: ssl.SSLError) -> bytes | None:
+        """Log why it failed; return a response for a client that speaks HTTP without TLS."""
         self._refuse(_describe(error))
-
-    def refusal(self, error: ssl.SSLError) -> bytes | None:
-        """Return a response for a client that speaks HTTP without TLS."""
         if tls_reason(error) != _HTTP_REQUEST:
             return None
         needs_tls = bad_request("this port requires TLS: use https")

@@ -5,141 +5,15 @@ from __future__ import annotations
 import time
 from typing import Final
 
+from gateway.observe import families
 from gateway.observe.call_record import INFERENCE, NO_LABELS, AttemptRecord, CallRecord
-from gateway.observe.gateway_metrics import ENDPOINT_LABELS
 from gateway.observe.metric_cells import Counter, FineBuckets
-from gateway.observe.metric_store import (
-    OTHER,
-    CounterFamily,
-    CountFamily,
-    HistogramFamily,
-    Labels,
-    MetricStore,
-    MetricWriter,
-)
+from gateway.observe.metric_store import OTHER, Labels, MetricStore, MetricWriter
 
 MAX_MODELS = 100
 """Models with numbers of their own; all further ones count as ``other``."""
 
-_BUCKETS = (
-    *(0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),
-    *(1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0),
-)
-"""Upper bounds in seconds: from a health check to the generation of a long text."""
-
-_FINE: Final = FineBuckets(_BUCKETS)
-
-_CALL_LABELS = ("route", "operation", "model", "upstream", "form", "status")
-
-DURATION = HistogramFamily(
-    "tensorgate_request_duration_seconds",
-    "Time from the head of a request to the end of its call.",
-    _CALL_LABELS,
-    _BUCKETS,
-)
-REQUESTS = CountFamily("tensorgate_requests", "Calls that have ended.", DURATION)
-REQUEST_BYTES = CounterFamily(
-    "tensorgate_request_body_bytes", "Bytes of bodies that clients have sent.", ("route",)
-)
-RESPONSE_BYTES = CounterFamily(
-    "tensorgate_response_body_bytes", "Bytes of bodies that clients were sent.", ("route",)
-)
-SERVER_DURATION = HistogramFamily(
-    "tensorgate_server_duration_seconds",
-    "Time from the sending of a request to an endpoint to the end of its response.",
-    ENDPOINT_LABELS,
-    _BUCKETS,
-)
-FIRST_BYTE = HistogramFamily(
-    "tensorgate_server_first_byte_seconds",
-    "Time from the sending of a request to an endpoint to the head of its response.",
-    ENDPOINT_LABELS,
-    _BUCKETS,
-)
-SENT_BYTES = CounterFamily(
-    "tensorgate_server_sent_body_bytes", "Bytes of bodies sent to an endpoint.", ENDPOINT_LABELS
-)
-RECEIVED_BYTES = CounterFamily(
-    "tensorgate_server_received_body_bytes",
-    "Bytes of bodies received from an endpoint.",
-    ENDPOINT_LABELS,
-)
-RESPONSES = CounterFamily(
-    "tensorgate_server_responses",
-    "Responses of an endpoint that clients or mirrors got, by their status.",
-    (*ENDPOINT_LABELS, "status"),
-)
-CALL_LATENCY = HistogramFamily(
-    "call_latency",
-    "DURATION by model alone, in buckets for percentiles.",
-    ("model",),
-    _FINE.bounds,
-    is_internal=True,
-)
-ROUTE_LATENCY = HistogramFamily(
-    "route_latency",
-    "DURATION by route alone, in buckets for percentiles.",
-    ("route",),
-    _FINE.bounds,
-    is_internal=True,
-)
-ENDPOINT_LATENCY = HistogramFamily(
-    "endpoint_latency",
-    "SERVER_DURATION of calls that succeed, in buckets for percentiles; by model for inference.",
-    (*ENDPOINT_LABELS, "model"),
-    _FINE.bounds,
-    is_internal=True,
-)
-RETRIES = CounterFamily(
-    "tensorgate_retries", "Requests that were sent to another endpoint.", ("upstream",)
-)
-CONVERSIONS = CounterFamily(
-    "tensorgate_conversions",
-    "Infer requests by the form of the client and the form that the server got.",
-    ("client_form", "server_form"),
-)
-ELEMENTS = CounterFamily(
-    "tensorgate_converted_elements",
-    "Elements of tensors that were converted between JSON and binary form.",
-    ("direction",),
-)
-MODEL_ELEMENTS = CounterFamily(
-    "tensorgate_model_converted_elements",
-    "Elements of tensors that were converted in calls of a model.",
-    ("model",),
-)
-MODEL_BYTES = CounterFamily(
-    "tensorgate_model_converted_bytes",
-    "Bytes of the bodies of converted calls of a model, on the side of clients and of servers.",
-    ("model", "side"),
-)
-ERRORS = CounterFamily(
-    "tensorgate_errors",
-    "Calls that the gateway refused, failed or aborted, by the kind of the error.",
-    ("kind", "upstream"),
-)
-
-CALL_FAMILIES = (
-    REQUESTS,
-    DURATION,
-    REQUEST_BYTES,
-    RESPONSE_BYTES,
-    SERVER_DURATION,
-    FIRST_BYTE,
-    SENT_BYTES,
-    RECEIVED_BYTES,
-    RESPONSES,
-    CALL_LATENCY,
-    ROUTE_LATENCY,
-    ENDPOINT_LATENCY,
-    RETRIES,
-    CONVERSIONS,
-    ELEMENTS,
-    MODEL_ELEMENTS,
-    MODEL_BYTES,
-    ERRORS,
-)
-"""What a store must have for CallMetrics."""
+_FINE: Final = FineBuckets(families.BUCKETS)
 
 Exemplar = tuple[tuple[str, ...], str, float, float]
 """The label values and the bound of a bucket of DURATION, trace id, seconds, and Unix time."""
@@ -147,10 +21,10 @@ Exemplar = tuple[tuple[str, ...], str, float, float]
 _MAX_EXEMPLARS = 200
 _EXEMPLAR_INTERVAL = 0.1
 """Seconds between two looks for the trace id of a call in the same bucket."""
-_BOUNDS = (*map(str, _BUCKETS), "+Inf")
+_BOUNDS = (*map(str, families.BUCKETS), "+Inf")
 """The buckets of DURATION as Prometheus names them."""
-_MODEL = _CALL_LABELS.index("model")
-_OPERATION = _CALL_LABELS.index("operation")
+_MODEL = families.CALL_LABELS.index("model")
+_OPERATION = families.CALL_LABELS.index("operation")
 
 _CACHED_ENDPOINTS = 2048
 _MAX_MODELS_OF_ENDPOINTS = 500
@@ -175,24 +49,24 @@ class _CallCells:
         route, operation, model = (labels[0],), labels[_OPERATION], labels[_MODEL]
         self.labels: Final = labels
         self.inferred_model: Final = model if operation in INFERENCE and model != OTHER else ""
-        self.next_exemplar: Final = [0.0] * (len(_BUCKETS) + 2)
+        self.next_exemplar: Final = [0.0] * (len(families.BUCKETS) + 2)
         """When a call in that bucket may be the next exemplar, on the clock of the records."""
-        self.duration: Final = writer.histogram(DURATION, labels)
-        self.latency: Final = writer.histogram(CALL_LATENCY, (model,))
-        self.route_latency: Final = writer.histogram(ROUTE_LATENCY, route)
-        self.request_bytes: Final = writer.counter(REQUEST_BYTES, route)
-        self.response_bytes: Final = writer.counter(RESPONSE_BYTES, route)
+        self.duration: Final = writer.histogram(families.DURATION, labels)
+        self.latency: Final = writer.histogram(families.CALL_LATENCY, (model,))
+        self.route_latency: Final = writer.histogram(families.ROUTE_LATENCY, route)
+        self.request_bytes: Final = writer.counter(families.REQUEST_BYTES, route)
+        self.response_bytes: Final = writer.counter(families.RESPONSE_BYTES, route)
 
 
 class _EndpointCells:
     """What attempts at an endpoint are counted in; their latency by model, if it has a name."""
 
     def __init__(self, writer: MetricWriter, endpoint: tuple[str, str], model: str) -> None:
-        self.duration: Final = writer.histogram(SERVER_DURATION, endpoint)
-        self.latency: Final = writer.histogram(ENDPOINT_LATENCY, (*endpoint, model))
-        self.first_byte: Final = writer.histogram(FIRST_BYTE, endpoint)
-        self.sent: Final = writer.counter(SENT_BYTES, endpoint)
-        self.received: Final = writer.counter(RECEIVED_BYTES, endpoint)
+        self.duration: Final = writer.histogram(families.SERVER_DURATION, endpoint)
+        self.latency: Final = writer.histogram(families.ENDPOINT_LATENCY, (*endpoint, model))
+        self.first_byte: Final = writer.histogram(families.FIRST_BYTE, endpoint)
+        self.sent: Final = writer.counter(families.SENT_BYTES, endpoint)
+        self.received: Final = writer.counter(families.RECEIVED_BYTES, endpoint)
         self.responses: Final[dict[int, Counter]] = {}
         """By the first digit of their status."""
 
@@ -201,9 +75,9 @@ class _ModelCells:
     """What converted calls of a model are counted in."""
 
     def __init__(self, writer: MetricWriter, model: str) -> None:
-        self.elements: Final = writer.counter(MODEL_ELEMENTS, (model,))
-        self.client_bytes: Final = writer.counter(MODEL_BYTES, (model, "client"))
-        self.server_bytes: Final = writer.counter(MODEL_BYTES, (model, "server"))
+        self.elements: Final = writer.counter(families.MODEL_ELEMENTS, (model,))
+        self.client_bytes: Final = writer.counter(families.MODEL_BYTES, (model, "client"))
+        self.server_bytes: Final = writer.counter(families.MODEL_BYTES, (model, "server"))
 
 
 class CallMetrics:
@@ -221,8 +95,8 @@ class CallMetrics:
         self._store = store
         self._writer = writer
         self._next_look = 0.0
-        self._request_elements = writer.counter(ELEMENTS, ("request",))
-        self._response_elements = writer.counter(ELEMENTS, ("response",))
+        self._request_elements = writer.counter(families.ELEMENTS, ("request",))
+        self._response_elements = writer.counter(families.ELEMENTS, ("response",))
         self._max_models = max_models
         self._models: set[str] = set()
         self._unlabelled_calls: dict[str, int] = {}
@@ -261,7 +135,7 @@ class CallMetrics:
         calls.response_bytes.add(float(record.response_bytes))
         self._observe_attempts(record, calls.inferred_model)
         if record.retries:
-            self._writer.counter(RETRIES, (upstream,)).add(float(record.retries))
+            self._writer.counter(families.RETRIES, (upstream,)).add(float(record.retries))
         if record.server_form and form:
             self._count_conversion(form, calls.labels[_MODEL], record)
         if record.error:
@@ -275,7 +149,7 @@ class CallMetrics:
             return
         else:
             kind = _ABORTED
-        self._writer.counter(ERRORS, (kind, record.upstream)).add(1.0)
+        self._writer.counter(families.ERRORS, (kind, record.upstream)).add(1.0)
 
     def observe_mirrored(self, record: CallRecord) -> None:
         """Count the attempts of a mirrored request: it is no call, but its endpoint serves it."""
@@ -354,7 +228,7 @@ class CallMetrics:
         counter = cells.responses.get(status)
         if counter is None:
             labels = record.upstream, record.endpoint, f"{status}xx" if status else _ABORTED
-            counter = cells.responses[status] = self._writer.counter(RESPONSES, labels)
+            counter = cells.responses[status] = self._writer.counter(families.RESPONSES, labels)
         counter.add(1.0)
 
     def _model_label(self, record: CallRecord) -> str:
@@ -370,7 +244,7 @@ class CallMetrics:
         if record.started >= self._next_look:
             self._next_look = record.started + _LOOK_INTERVAL
             # Those that other workers count, and that earlier ones have counted.
-            self._models = self._store.label_values(DURATION, "model") - {"", OTHER}
+            self._models = self._store.label_values(families.DURATION, "model") - {"", OTHER}
         if labels.model not in self._models:
             if not self._deserves_label(labels.model):
                 return OTHER
@@ -406,7 +280,7 @@ class CallMetrics:
         key = client_form, record.server_form
         counter = self._conversions.get(key)
         if counter is None:
-            counter = self._conversions[key] = self._writer.counter(CONVERSIONS, key)
+            counter = self._conversions[key] = self._writer.counter(families.CONVERSIONS, key)
         counter.add(1.0)
         if record.request_elements:
             self._request_elements.add(float(record.request_elements))

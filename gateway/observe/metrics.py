@@ -23,8 +23,7 @@ from prometheus_client.registry import Collector
 from prometheus_client.samples import Exemplar, Sample
 from prometheus_client.utils import floatToGoString
 
-from gateway.observe.call_metrics import DURATION
-from gateway.observe.gateway_metrics import ENDPOINT_LABELS
+from gateway.observe import families
 from gateway.observe.metric_store import CountFamily, Family, HistogramFamily, Labels, MetricStore
 
 _PROCESS_HELP = {
@@ -117,7 +116,7 @@ class StoreCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         """Yield each metric."""
         for metric in collect(self._store):
-            if metric.name == DURATION.name and self._exemplars:
+            if metric.name == families.DURATION.name and self._exemplars:
                 metric.samples = list(map(self._with_exemplar, metric.samples))
             yield metric
 
@@ -140,18 +139,13 @@ class _StatusCollector(Collector):
             "How often a series had no room: its values count in series named other.",
             self._dropped_series,
         )
-        values = (
-            settings["last_failure"] is None,
-            settings["loaded_at"],
-            status["connections"],
-            status["tls_handshakes"],
-            status["requests_in_progress"],
-            status["bodies_in_transit"],
-            status["buffered_bytes"],
-            status["draining"],
-            len(status["workers"]),
-        )
-        yield from _gauges(_OF_GATEWAY, (), [((), values)])
+        values = {
+            **status,
+            "settings_current": settings["last_failure"] is None,
+            "settings_loaded_timestamp_seconds": settings["loaded_at"],
+            "workers": len(status["workers"]),
+        }
+        yield from _gauges(_OF_GATEWAY, (), [((), [values[name] for name in _OF_GATEWAY])])
         what = "Always 1; the labels tell what is running."
         info = GaugeMetricFamily("tensorgate_build_info", what, labels=_BUILD_LABELS)
         compiled = str(status["compiled"]).lower()
@@ -160,7 +154,7 @@ class _StatusCollector(Collector):
         for name, value in status["process"].items():
             yield GaugeMetricFamily(name, _PROCESS_HELP.get(name, name), value)
         yield from _gauges(_OF_LIMITS, ("upstream",), self._limits())
-        yield from _gauges(_OF_ENDPOINTS, ENDPOINT_LABELS, self._endpoints())
+        yield from _gauges(_OF_ENDPOINTS, families.ENDPOINT_LABELS, self._endpoints())
 
     def _limits(self) -> Iterator[_Row]:
         for name, part in {"": self._status, **self._status["upstreams"]}.items():

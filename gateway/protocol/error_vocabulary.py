@@ -46,13 +46,13 @@ class ErrorVocabulary:
     """The kind of a message that exceeds a limit."""
     policy_violation: ErrorKind
     """The kind of a message with a value that a policy refuses in JSON."""
-    instead_of_number: str
+    instead_of_number: str = ""
     """Advice for such a number, before the advice to set another policy."""
-    instead_of_text: str
+    instead_of_text: str = ""
     """Advice for bytes that are no text, before the advice to set another policy."""
-    null_is_nan: bool
+    null_is_nan: bool = False
     """Whether null means NaN, as servers without binary tensors write it."""
-    null_is_absent: bool
+    null_is_absent: bool = False
     """Whether parameters that are null are absent, as KServe writes it."""
     tensor_limit: str = ""
     """The setting that limits the number of tensors, as a suffix; empty without one."""
@@ -93,10 +93,6 @@ REQUEST = ErrorVocabulary(
     malformed_kind=ErrorKind.BAD_REQUEST,
     too_large=ErrorKind.TOO_LARGE,
     policy_violation=ErrorKind.BAD_REQUEST,
-    instead_of_number="",
-    instead_of_text="",
-    null_is_nan=False,
-    null_is_absent=False,
     tensor_limit=" (limits.max_tensors)",
 )
 RESPONSE = ErrorVocabulary(

@@ -16,31 +16,35 @@ from gateway.system.bounded_cache import cached
 
 
 class OperationKind(Enum):
-    """The operations of the protocol and its extensions; ``word`` is the name that settings use."""
+    """The operations of the protocol and its extensions.
+
+    ``word`` is the name that settings use. What ``passes`` is forwarded unchanged.
+    """
 
     INFER = "infer", "infer"
     PREDICT = "prediction of the V1 protocol", "infer"
-    GENERATE = "generate", "generate"
+    GENERATE = "generate", "generate", True
     LIVENESS = "liveness", "health"
     READINESS = "readiness", "health"
-    HEALTH = "health", "health"
+    HEALTH = "health", "health", True
     V1_MODEL = "readiness of a model in the V1 protocol", "health"
     SERVER_METADATA = "server metadata", "metadata"
-    MODEL_METADATA = "model metadata", "metadata"
-    CONFIG = "config", "config"
-    STATISTICS = "statistics", "statistics"
+    MODEL_METADATA = "model metadata", "metadata", True
+    CONFIG = "config", "config", True
+    STATISTICS = "statistics", "statistics", True
     ALL_STATISTICS = "statistics of all models", "statistics"
-    REPOSITORY = "repository", "repository"
+    REPOSITORY = "repository", "repository", True
     INDEX = "repository index", "repository"
     LOAD = "load or unload", "repository"
     V1_MODELS = "models in the V1 protocol", "repository"
     TRACE_SETTING = "trace setting", "trace"
     LOGGING = "logging", "logging"
-    SHARED_MEMORY = "shared memory", "shared_memory"
-    OTHER = "other", "other"
+    SHARED_MEMORY = "shared memory", "shared_memory", True
+    OTHER = "other", "other", True
 
-    def __init__(self, _description: str, word: str) -> None:
+    def __init__(self, _description: str, word: str, passes: bool = False) -> None:
         self.word = word
+        self.passes = passes
 
 
 _Kind = OperationKind
@@ -48,19 +52,7 @@ _Kind = OperationKind
 PASSTHROUGH_IF_SINGLE = frozenset((_Kind.LOGGING, _Kind.INDEX, _Kind.ALL_STATISTICS))
 """Kinds that are forwarded unchanged if only one server has to be queried."""
 
-PASSTHROUGH = frozenset(
-    OperationKind[name]
-    for name in (
-        "GENERATE",
-        "HEALTH",
-        "MODEL_METADATA",
-        "CONFIG",
-        "STATISTICS",
-        "REPOSITORY",
-        "SHARED_MEMORY",
-        "OTHER",
-    )
-)
+PASSTHROUGH = frozenset(kind for kind in OperationKind if kind.passes)
 """Kinds that are forwarded unchanged; each other kind has a handler of its own."""
 
 QUERIES = frozenset((_Kind.INDEX,))

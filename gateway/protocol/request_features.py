@@ -6,7 +6,7 @@ memory.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from gateway.errors import ErrorKind, GatewayError, bad_request
 from gateway.protocol.datatypes import Family
@@ -81,30 +81,15 @@ def check_classified_outputs(
             )
 
 
-def _is_unsigned(value: object) -> bool:
-    return type(value) is int and 0 <= value < _UINT64_END
+_Type = tuple[tuple[type, ...], str]
+"""Types of values, and their words in errors; an int is unsigned."""
 
-
-def _is_flag(value: object) -> bool:
-    return isinstance(value, bool)
-
-
-def _is_text(value: object) -> bool:
-    return isinstance(value, str)
-
-
-def _is_sequence_id(value: object) -> bool:
-    return _is_text(value) or _is_unsigned(value)
-
-
-_Type = tuple[Callable[[object], bool], str]
-
-_UNSIGNED: _Type = (_is_unsigned, "an integer of 0 or more")
-_FLAG: _Type = (_is_flag, "true or false")
-_TEXT: _Type = (_is_text, "a string")
+_UNSIGNED: _Type = ((int,), "an integer of 0 or more")
+_FLAG: _Type = ((bool,), "true or false")
+_TEXT: _Type = ((str,), "a string")
 
 _REQUEST_PARAMETERS: Mapping[str, _Type] = {
-    "sequence_id": (_is_sequence_id, "an integer of 0 or more, or a string"),
+    "sequence_id": ((int, str), "an integer of 0 or more, or a string"),
     "sequence_start": _FLAG,
     "sequence_end": _FLAG,
     "priority": _UNSIGNED,
@@ -120,6 +105,10 @@ _OUTPUT_PARAMETERS: Mapping[str, _Type] = {**_TENSOR_PARAMETERS, "classification
 
 def _type_error(label: str, parameters: Fields, types: Mapping[str, _Type]) -> str:
     for name, value in parameters.items():
-        if name in types and not types[name][0](value):
+        if name in types and not _is_one_of(value, types[name][0]):
             return f"{label}: {name} must be {types[name][1]}, got {describe_value(value)}"
     return ""
+
+
+def _is_one_of(value: object, kinds: tuple[type, ...]) -> bool:
+    return type(value) in kinds and (not isinstance(value, int) or 0 <= value < _UINT64_END)

@@ -180,45 +180,41 @@ async def prepend(first: Sequence[bytes | memoryview], chunks: Chunks) -> Chunks
 
 
 async def read_first(
-    chunks: Chunks, size: int, reservation: Reservation
+    chunks: Chunks, size: int, reservation: Reservation | None = None
 ) -> list[bytes | memoryview]:
     """Read the first chunks, ``size`` bytes or more if there are so many."""
     first: list[bytes | memoryview] = []
     while size > 0 and (chunk := await anext(chunks, b"")):
         first.append(chunk)
         size -= len(chunk)
-        reservation.grow(len(chunk))
+        if reservation is not None:
+            reservation.grow(len(chunk))
     return first
 
 
-class ChunkJoiner:
-    """Joins pieces to chunks of at least ``CONVERT_CHUNK`` bytes; larger pieces are not copied."""
-
-    def __init__(self) -> None:
-        self._waiting = bytearray()
-
-    def add(self, piece: bytes | memoryview) -> bytes | memoryview:
-        """Return the next chunk, with this piece at its end; empty if it waits for more."""
-        if not self._waiting and len(piece) >= CONVERT_CHUNK:
-            return piece
-        self._waiting += piece
-        return self.take_rest() if len(self._waiting) >= CONVERT_CHUNK else b""
-
-    def take_rest(self) -> bytes:
-        """Return what waits for more."""
-        rest = bytes(self._waiting)
-        self._waiting.clear()
-        return rest
+async def feed_each(
+    chunks: AsyncIterable[bytes | memoryview], feed: Callable[[bytes | memoryview], None]
+) -> Chunks:
+    """Yield a body, each chunk once a check was fed with it; raises what the check raises."""
+    async for chunk in chunks:
+        feed(chunk)
+        yield chunk
 
 
 async def coalesce(chunks: AsyncIterable[bytes | memoryview]) -> Chunks:
-    """Yield a body in pieces of at least one chunk, but for the last."""
-    joiner = ChunkJoiner()
+    """Yield a body in pieces of at least one chunk, but for the last; large ones are not copied."""
+    waiting = bytearray()
     async for chunk in chunks:
-        if joined := joiner.add(chunk):
+        if not waiting and len(chunk) >= CONVERT_CHUNK:
+            yield chunk
+            continue
+        waiting += chunk
+        if len(waiting) >= CONVERT_CHUNK:
+            joined = bytes(waiting)
+            waiting.clear()
             yield joined
-    if rest := joiner.take_rest():
-        yield rest
+    if waiting:
+        yield bytes(waiting)
 
 
 async def buffer_chunks(

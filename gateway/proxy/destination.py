@@ -22,7 +22,7 @@ from gateway.sizes import CACHED_HEADS
 from gateway.system.bounded_cache import BoundedCache
 from gateway.upstream.grpc.choices import GrpcCancellation, InferenceProtocol, drains_cancelled
 from gateway.upstream.metadata_cache import MetadataCache
-from gateway.upstream.pool.dialect import DialectState, fixed_dialect_state
+from gateway.upstream.pool.dialect import DialectState
 from gateway.upstream.pool.pool import Pool
 
 _MIN_OFFLOADED_BODY = 192 * 1024
@@ -161,7 +161,7 @@ class Destination:
         upstream = self.upstream
         if not upstream.inference_protocol.has_http:
             return self  # that is its dialect
-        state = fixed_dialect_state(upstream.dialect.over_grpc())
+        state = DialectState(upstream.dialect.over_grpc())
         return replace(self, upstream=replace(upstream, dialect_state=state))
 
     def policies_for(self, encoding: OutputEncoding) -> JsonPolicies:

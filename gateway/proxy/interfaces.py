@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from multidict import CIMultiDict, CIMultiDictProxy
@@ -16,8 +16,8 @@ from gateway.protocol.operations import Operation
 from gateway.proxy.admission.deadline import Deadline
 from gateway.proxy.admission.memory_budget import Reservation
 from gateway.proxy.destination import Destination, Upstream
+from gateway.proxy.headers import ResponseHeaderPolicy
 from gateway.proxy.readiness import NOTHING_REQUIRED, Readiness
-from gateway.proxy.response_headers import ResponseHeaderPolicy
 from gateway.upstream.transport import FieldLines as FieldLines
 from gateway.upstream.transport import HeaderLines as HeaderLines
 
@@ -110,6 +110,7 @@ class ClientResponse(ABC):
         return False
 
 
+@dataclass(slots=True, eq=False)
 class ResponseTemplate:
     """Status and headers that many responses share; the listener caches the ``encoded`` head.
 
@@ -118,36 +119,21 @@ class ResponseTemplate:
     being passed on. ``states_length`` is False for gRPC, whose responses have no Content-Length.
     """
 
-    __slots__ = (
-        "dropped",
-        "encoded",
-        "fields",
-        "has_date",
-        "has_server",
-        "headers",
-        "reason",
-        "states_length",
-        "status",
-    )
+    status: int
+    reason: str
+    headers: HeaderLines
+    dropped: frozenset[str] = frozenset()
+    states_length: bool = True
+    has_date: bool = field(init=False)
+    has_server: bool = field(init=False)
+    encoded: dict[bool, bytes] = field(init=False, default_factory=dict)
+    fields: tuple[tuple[bytes, bytes], ...] = field(init=False, default=())
 
-    def __init__(
-        self,
-        status: int,
-        reason: str,
-        headers: HeaderLines,
-        dropped: frozenset[str] = frozenset(),
-        states_length: bool = True,
-    ) -> None:
-        self.status = status
-        self.reason = reason
-        self.headers = headers
-        self.dropped = dropped
-        self.states_length = states_length
-        names = {name.lower() for name, _ in headers}
+    def __post_init__(self) -> None:
+        """Note which headers the listener need not add."""
+        names = {name.lower() for name, _ in self.headers}
         self.has_date = "date" in names
         self.has_server = "server" in names
-        self.encoded: dict[bool, bytes] = {}
-        self.fields: tuple[tuple[bytes, bytes], ...] = ()
 
 
 class FastPathClient(Protocol):

@@ -26,6 +26,7 @@ from gateway.proxy.body_io import (
     Chunks,
     ClientBody,
     coalesce,
+    feed_each,
     prepend,
     read_first,
     relay_chunks,
@@ -114,15 +115,8 @@ async def checked_body(
         buffered = await body.read_all(reservation)
         NestingCheck(max_depth).feed(buffered)
         return (buffered,)
-    chunks = _check_nesting(body, max_depth)
+    chunks = feed_each(body.read_rest(), NestingCheck(max_depth).feed)
     return coalesce(chunks) if limits_chunks and body.size is None else chunks
-
-
-async def _check_nesting(body: ClientBody, max_depth: int) -> Chunks:
-    check = NestingCheck(max_depth)
-    async for chunk in body.read_rest():
-        check.feed(chunk)
-        yield chunk
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,11 +201,7 @@ async def check_start(
 
     Raises GatewayError (502) if its start shows that it does not hold its tensors.
     """
-    first: list[bytes | memoryview] = []
-    missing = check.start_size
-    while missing > 0 and (chunk := await anext(chunks, b"")):
-        first.append(chunk)
-        missing -= len(chunk)
+    first = await read_first(chunks, check.start_size)
     end = check.check_start(first[0] if len(first) == 1 else b"".join(first), size)
     return prepend(first, chunks), end
 

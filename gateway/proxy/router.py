@@ -29,18 +29,17 @@ from gateway.proxy.admission.memory_budget import MemoryBudget
 from gateway.proxy.cluster.scatter_gather import count_endpoints
 from gateway.proxy.destination import Destination, Limits, Upstream
 from gateway.proxy.filters.authentication import Authenticator, KeyGroup
-from gateway.proxy.filters.body_filter import FilteredHead
+from gateway.proxy.filters.body_filters import FilteredHead
 from gateway.proxy.filters.forwarded_headers import (
     NO_FORWARDED_HEADERS,
     NOTED_HEADERS,
     ForwardedPolicy,
 )
 from gateway.proxy.filters.mirror import MIRRORED_KINDS, Mirror
+from gateway.proxy.headers import ResponseHeaderPolicy
 from gateway.proxy.readiness import Readiness
-from gateway.proxy.response_headers import ResponseHeaderPolicy
-from gateway.routing.matcher import Match, find_first_match
-from gateway.routing.not_found import not_found_text
-from gateway.routing.weights import TrafficSplit, WeightedChoice
+from gateway.routing.balancer import TrafficSplit, WeightedChoice
+from gateway.routing.matcher import Match, find_first_match, not_found_text
 
 _LIMIT_NAMES = tuple(field.name for field in fields(Limits))
 _AUTHORIZATION = frozenset(("authorization",))

@@ -13,9 +13,8 @@ from pathlib import Path
 from stat import S_ISDIR
 from typing import Any, get_args
 
-from gateway.settings.routes import Match, OperationName
+from gateway.settings.routes import OperationName
 from gateway.settings.sections import as_admin_section
-from gateway.settings.upstreams import EndpointUrls
 from gateway.settings.values.addresses import has_host_name, is_grpc
 from gateway.settings.values.fields import as_tuple
 from gateway.settings.values.patterns import parse_path_part
@@ -28,6 +27,7 @@ _DEFAULT_LISTEN = "127.0.0.1:8080"
 _NEED_ADMIN_KEYS = ("actions", "payloads")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 _NO_NAME = "expected a name of letters, digits, - _ and ., got {}"
+_PLAIN = ("http://", "grpc://", "unix:")
 _SERVER_TLS_FILES = ("certificate", "key", "client_ca")
 _UPSTREAM_TLS_FILES = ("ca", "certificate", "key")
 _TRACING_PACKAGES = ("opentelemetry.proto", "google.protobuf")
@@ -267,7 +267,7 @@ def _upstream_tls(upstream: object) -> Iterator[CrossError]:
     tls, urls = _value(upstream, "tls"), _urls(upstream)
     if not isinstance(upstream, Mapping) or not isinstance(tls, Mapping):
         return
-    if urls and all(map(_has_no_tls, urls)):
+    if urls and all(isinstance(url, str) and url.lower().startswith(_PLAIN) for url in urls):
         yield ("tls",), "no endpoint needs it: none is https or grpcs"
     for name, other in (("certificate", "key"), ("key", "certificate")):
         if tls.get(name) is None and tls.get(other) is not None:
@@ -282,33 +282,22 @@ def _dns_refresh(upstream: object) -> Iterator[CrossError]:
         yield ("dns_refresh",), "no endpoint has a host name that could be looked up"
 
 
-def _has_no_tls(endpoint: object) -> bool:
-    return isinstance(endpoint, str) and endpoint.lower().startswith(
-        ("http://", "grpc://", "unix:")
-    )
-
-
 def _endpoints(upstream: object) -> tuple[object, ...]:
     endpoints = _value(upstream, "endpoints")
-    return (endpoints,) if _has_both(endpoints) else as_tuple(endpoints)
-
-
-def _has_both(endpoint: object) -> bool:
-    return isinstance(endpoint, Mapping | EndpointUrls)
+    return (endpoints,) if isinstance(endpoints, Mapping) else as_tuple(endpoints)
 
 
 def _urls(upstream: object) -> list[object]:
     urls: list[object] = []
-    for endpoint in _endpoints(upstream):
-        both = _has_both(endpoint)
-        urls += [_value(endpoint, "http"), _value(endpoint, "grpc")] if both else [endpoint]
+    for each in _endpoints(upstream):
+        urls += [each.get("http"), each.get("grpc")] if isinstance(each, Mapping) else [each]
     return urls
 
 
 def _grpc(upstream: object) -> Iterator[CrossError]:
     endpoints = _endpoints(upstream)
     texts = [endpoint for endpoint in endpoints if isinstance(endpoint, str)]
-    if any(map(_has_both, endpoints)):
+    if any(isinstance(endpoint, Mapping) for endpoint in endpoints):
         if texts:
             one = f"all of them must have both addresses, or none: {describe(texts[0])} has one"
             yield ("endpoints",), f"{one}; {_ONE_PROTOCOL_EACH}"
@@ -367,11 +356,11 @@ def _own_upstreams(route: object) -> Iterator[tuple[KeyPath, str]]:
 def _matches_everything(route: object) -> bool:
     """Tell whether a valid route takes every request."""
     match = _value(route, "match") or {}
-    if not _value(route, "upstream") or not isinstance(match, Mapping | Match):
+    if not _value(route, "upstream") or not isinstance(match, Mapping):
         return False
     return all(
         value is None or value == {} or (name == "operations" and _are_all_operations(value))
-        for name, value in dict(match).items()
+        for name, value in match.items()
     )
 
 
@@ -380,12 +369,9 @@ def _are_all_operations(value: object) -> bool:
 
 
 def _value(section: object, *path: str) -> object:
-    """Return a value below a section, unchecked or checked; None if there is none."""
+    """Return a value below a section; None if there is none."""
     for name in path:
-        if isinstance(section, Mapping):
-            section = section.get(name)
-        else:
-            section = getattr(section, name, None)
+        section = section.get(name) if isinstance(section, Mapping) else None
     return section
 
 

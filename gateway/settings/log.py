@@ -84,7 +84,7 @@ def _as_section(value: object) -> object:
     """Return the defaults for true, and None for false."""
     if isinstance(value, bool):
         return AccessLog() if value else None
-    if not isinstance(value, Mapping | AccessLog):
+    if not isinstance(value, Mapping):
         raise PydanticKnownError("bool_type")
     return value
 

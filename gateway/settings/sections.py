@@ -61,7 +61,7 @@ class Admin(Section):
 
 def as_admin_section(value: object) -> object:
     """Return the section; an address alone is its short form."""
-    return value if isinstance(value, Mapping | Admin) else {"listen": value}
+    return value if isinstance(value, Mapping) else {"listen": value}
 
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")

@@ -56,7 +56,7 @@ def _host_of(url: str) -> str:
 
 
 def _parse_endpoint(value: object) -> Endpoint:
-    is_both = isinstance(value, Mapping | EndpointUrls)
+    is_both = isinstance(value, Mapping)
     return EndpointUrls.model_validate(value) if is_both else parse_endpoint(value)
 
 
@@ -102,7 +102,7 @@ def _load_balancing(value: object) -> object:
     """Return a policy's name as the section with that policy."""
     if isinstance(value, str) and value in get_args(_Policy):
         return LoadBalancing.model_construct(policy=value)
-    if isinstance(value, Mapping | LoadBalancing):
+    if isinstance(value, Mapping):
         return value
     expected = "least_request, round_robin or {hash_header: HEADER}"
     hint = did_you_mean(value, get_args(_Policy))
@@ -154,7 +154,7 @@ class HealthCheck(Section):
 
 def _endpoints(value: object) -> object:
     """Return a single endpoint with two addresses as a list of one."""
-    return (value,) if isinstance(value, Mapping | EndpointUrls) else value
+    return (value,) if isinstance(value, Mapping) else value
 
 
 class Upstream(Section):

@@ -123,18 +123,14 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
         else:
             self.on_handshake_lost(exc)
 
-    def begin_handshake(self) -> None:
-        """Send the first message of the handshake, on the client's side."""
-        self._process_received()
-
     def on_handshake_end(self) -> None:
         """Note that the handshake has ended well; ``connection_made`` follows."""
 
-    def on_handshake_error(self, error: ssl.SSLError) -> None:
-        """Note that the handshake has failed; ``on_handshake_lost`` follows."""
+    def on_handshake_error(self, error: ssl.SSLError) -> bytes | None:
+        """Note that the handshake has failed; ``on_handshake_lost`` follows.
 
-    def refusal(self, error: ssl.SSLError) -> bytes | None:
-        """Return what the peer gets in the clear instead of a TLS alert; None for the alert."""
+        Return what the peer gets in the clear instead of a TLS alert; None for the alert.
+        """
         return None
 
     def on_handshake_lost(self, exc: Exception | None) -> None:
@@ -350,10 +346,9 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
 
     def _reject_handshake(self, error: ssl.SSLError) -> None:
         """Send the TLS alert for a failed handshake, and close."""
-        self.on_handshake_error(error)
+        refusal = self.on_handshake_error(error)
         self._output_closed = True
         self._close_input()
-        refusal = self.refusal(error)
         if refusal is None:
             self._flush_outgoing()
         else:

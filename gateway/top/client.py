@@ -113,39 +113,22 @@ class AdminClient:
         if status == 200 and isinstance(document, dict):
             return document
         said = cut(plain(text(document, "error")), _MOST_SENTENCE)
-        if status == 403:
-            raise AdminError(f"{shown} refuses to answer: {said or 'it gives no reason'}")
-        if status in (401, 407):
-            raise AdminError(f"{shown} wants a login, which this program does not have")
         kind = "another kind of document" if status == 200 else f"status {status}"
-        reason = f": {said}" if said else ""
-        question = "; is it the admin address of a Tensorgate?" if status < 500 else ""
-        raise AdminError(f"{shown} answers with {kind}{reason}{question}")
+        reason = f": {said}" if said else "; is it the admin address of a Tensorgate?"
+        raise AdminError(f"{shown} answers with {kind}{reason}")
 
     def _sentence(self, error: Exception) -> str:
         shown = self._address.shown
         if isinstance(error, asyncio.TimeoutError):
             return f"{shown} did not answer within {self._seconds:g} s"
-        if isinstance(error, aiohttp.ClientConnectorDNSError):
-            return f"the host of {shown} is not known: {error.os_error.strerror}"
-        if isinstance(error, aiohttp.ClientSSLError):
-            return f"no TLS connection to {shown}: {_reason(error)}"
-        if isinstance(error, aiohttp.ClientConnectorError):
-            cause = error.os_error
-            if isinstance(cause, ConnectionRefusedError | FileNotFoundError):
-                reason = "the connection was refused"
-                if isinstance(cause, FileNotFoundError):
-                    reason = "there is no such socket"
-                return f"no gateway has its admin address at {shown}: {reason}"
-            return f"cannot connect to {shown}: {_reason(error)}"
+        if isinstance(error, aiohttp.ClientConnectorError | aiohttp.ClientSSLError):
+            cause = getattr(error, "os_error", error)
+            is_refused = isinstance(cause, ConnectionRefusedError)
+            reason = "the connection was refused" if is_refused else cause.strerror or cause
+            return f"cannot connect to {shown}: {reason}"
         if isinstance(error, OSError | aiohttp.ServerDisconnectedError):
             return f"{shown} closed the connection before it answered"
         return f"{shown} does not speak HTTP as expected"
-
-
-def _reason(error: Exception) -> str:
-    cause = getattr(error, "os_error", error)
-    return str(getattr(cause, "reason", None) or getattr(cause, "strerror", None) or cause)
 
 
 _NOTICE_SECONDS = 15.0

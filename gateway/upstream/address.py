@@ -1,4 +1,4 @@
-"""Addresses of servers, and how to connect to them."""
+"""Addresses of servers: how to connect to them, and why that fails, in plain words."""
 
 from __future__ import annotations
 
@@ -14,9 +14,11 @@ from urllib.parse import urlsplit
 
 from aiohappyeyeballs import start_connection
 
+from gateway.errors import RETRY_AFTER, ErrorKind, GatewayError, ServerName
 from gateway.system.descriptors import check_share
 from gateway.system.sockets.connection import Connection
-from gateway.upstream.tls import connect_tls
+from gateway.system.tls_transport import TlsTransport
+from gateway.upstream.transport import closed_on_error
 
 _HAPPY_EYEBALLS_DELAY = 0.25
 """Seconds until a host's next address is tried as well: RFC 8305, section 5."""
@@ -27,6 +29,103 @@ stays for clients and operators."""
 
 _FULL_QUEUE_RETRY_DELAY = 0.01
 """Seconds until a Unix socket with a full accept queue is tried again."""
+
+
+# Numbers of <openssl/x509_vfy.h>.
+_DISTRUST = {9: "its certificate is not valid yet", 10: "its certificate has expired"}
+_UNKNOWN_ISSUER = frozenset((2, 18, 19, 20, 21))
+_NAME_MISMATCH = frozenset((62, 64))
+
+_REJECTED = "it does not accept the gateway's certificate"
+_CERTIFICATE_REFUSALS = {
+    "TLSV13_ALERT_CERTIFICATE_REQUIRED": "it asks for a client certificate",
+    "TLSV1_ALERT_UNKNOWN_CA": _REJECTED,
+    "TLSV1_ALERT_ACCESS_DENIED": _REJECTED,
+    "SSLV3_ALERT_BAD_CERTIFICATE": _REJECTED,
+    "SSLV3_ALERT_CERTIFICATE_EXPIRED": _REJECTED,
+    "SSLV3_ALERT_CERTIFICATE_REVOKED": _REJECTED,
+    "SSLV3_ALERT_CERTIFICATE_UNKNOWN": _REJECTED,
+    "SSLV3_ALERT_UNSUPPORTED_CERTIFICATE": _REJECTED,
+}
+# OpenSSL's errors if the server's first bytes are not TLS.
+_NOT_TLS = (
+    "WRONG_VERSION_NUMBER",
+    "RECORD_LAYER_FAILURE",
+    "PACKET_LENGTH_TOO_LONG",
+    "HTTP_REQUEST",
+)
+_OLD_TLS = ("UNSUPPORTED_PROTOCOL", "TLSV1_ALERT_PROTOCOL_VERSION")
+_TLS_ERRORS = {
+    **_CERTIFICATE_REFUSALS,
+    **dict.fromkeys(_NOT_TLS, "it does not speak TLS"),
+    **dict.fromkeys(_OLD_TLS, "it speaks no TLS of version 1.2 or newer"),
+    "TLSV1_ALERT_NO_APPLICATION_PROTOCOL": "it does not speak this version of HTTP",
+}
+
+# The machine or the process ran out of something. Ports run out per server.
+_EXHAUSTED = frozenset(
+    (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL)
+)
+
+
+class ServerTlsTransport(TlsTransport):
+    """The gateway's side of TLS with a server, whose certificate must have ``server_name``.
+
+    ``established`` is done once ``connection_made`` of the connection was called, or raises
+    ssl.SSLError or ConnectionResetError.
+    """
+
+    def __init__(self, context: ssl.SSLContext, connection: Connection, server_name: str) -> None:
+        super().__init__(context, connection, server_name)
+        self.established: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        # Nobody learns of an error if the connect was cancelled before.
+        self.established.add_done_callback(lambda done: done.cancelled() or done.exception())
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Send the first message of the handshake."""
+        super().connection_made(transport)
+        self._process_received()
+
+    def on_handshake_end(self) -> None:
+        """Let ``established`` be done in a later iteration of the event loop."""
+        if not self.established.done():
+            self.established.set_result(None)
+
+    def on_handshake_error(self, error: ssl.SSLError) -> bytes | None:
+        """Fail ``established``."""
+        self.on_handshake_lost(error)
+        return None
+
+    def on_handshake_lost(self, exc: Exception | None) -> None:
+        """Fail ``established``, unless the server's certificate or alert has."""
+        if not self.established.done():
+            error = exc or ConnectionResetError("closed within the TLS handshake")
+            self.established.set_exception(error)
+
+
+async def connect_tls(
+    sock: socket.socket, context: ssl.SSLContext, server_name: str, connection: Connection
+) -> None:
+    """Do the handshake over a connected socket, for a connection that then uses it.
+
+    Raises OSError: ssl.SSLError if TLS fails, and ConnectionResetError without an errno if the
+    server closes within the handshake.
+    """
+    with closed_on_error(sock):
+        transport = ServerTlsTransport(context, connection, server_name)
+        try:
+            await asyncio.get_running_loop().create_connection(lambda: transport, sock=sock)
+        except BaseException:
+            # uvloop does not end the transport of a cancelled connect: the reference cycle would
+            # stay.
+            transport._socket = ClosedTransport()
+            raise
+    try:
+        await transport.established
+    except BaseException:
+        if not transport.is_closing():  # else an alert may be on its way
+            transport.abort()
+        raise
 
 
 class ClosedTransport(asyncio.Transport):
@@ -132,11 +231,8 @@ def _open_socket(
     """Open a socket that does not block. Raises OSError, also above the share of descriptors."""
     sock = socket.socket(family, kind, protocol)
     sock.setblocking(False)
-    try:
+    with closed_on_error(sock):
         check_share(sock.fileno(), descriptor_share)
-    except OSError:
-        sock.close()
-        raise
     return sock
 
 
@@ -147,7 +243,7 @@ async def _connect_socket(sock: socket.socket, address: tuple[str, int]) -> None
     the system allows no more threads, libuv ends the process.
     """
     loop = asyncio.get_running_loop()
-    try:
+    with closed_on_error(sock):
         error = sock.connect_ex(address)
         if error == errno.EINPROGRESS:
             writable = asyncio.Event()
@@ -159,9 +255,6 @@ async def _connect_socket(sock: socket.socket, address: tuple[str, int]) -> None
             error = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         if error:
             raise OSError(error, os.strerror(error))
-    except BaseException:
-        sock.close()
-        raise
 
 
 class _LocalAddress:
@@ -192,7 +285,7 @@ class UnixAddress(_LocalAddress):
     ) -> None:
         """Connect once the server's accept queue has room; see TcpAddress. Raises OSError."""
         sock = _open_socket(descriptor_share, socket.AF_UNIX)
-        try:
+        with closed_on_error(sock):
             while True:
                 try:
                     sock.connect(self.path)
@@ -201,9 +294,6 @@ class UnixAddress(_LocalAddress):
                     # For TCP the kernel waits; for a Unix socket it reports a full queue.
                     await asyncio.sleep(_FULL_QUEUE_RETRY_DELAY)
             await asyncio.get_running_loop().create_connection(lambda: protocol, sock=sock)
-        except BaseException:
-            sock.close()
-            raise
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,11 +314,8 @@ class ConnectedAddress(_LocalAddress):
         self.sock.setblocking(False)
         sock = self.sock.dup()
         self.sock.close()
-        try:
+        with closed_on_error(sock):
             await asyncio.get_running_loop().create_connection(lambda: protocol, sock=sock)
-        except BaseException:
-            sock.close()
-            raise
 
 
 ServerAddress = TcpAddress | UnixAddress | ConnectedAddress
@@ -262,3 +349,77 @@ def parse_server_url(
     # RFC 6066, section 3: the name has no trailing dot.
     tls = TlsTarget(context, (server_name or host).rstrip("."))
     return TcpAddress(host, int(port), tls, scheme=scheme)
+
+
+def connect_error(error: Exception, name: ServerName, address: ServerAddress) -> GatewayError:
+    """Make the error of a call for which there is no connection."""
+    tls = address.tls
+    reason = describe_connect_error(error, None if tls is None else tls.server_name)
+    public_reason = reason if name.public == name.url else describe_for_clients(error)
+    kind, what, retry_after = ErrorKind.UNREACHABLE, "cannot connect to", None
+    if is_local_exhaustion(error):
+        # The server is not at fault, and another endpoint may have an idle connection.
+        kind, retry_after = ErrorKind.EXHAUSTED, RETRY_AFTER
+        what = "the gateway is out of local resources (ports or file descriptors) for"
+    public = f"{what} {name.public}: {public_reason}"
+    return GatewayError(kind, f"{what} {name.url}: {reason}", retry_after, public_message=public)
+
+
+def is_local_exhaustion(error: Exception) -> bool:
+    """Tell whether a connect failed because this machine ran out of files, ports or memory."""
+    return isinstance(error, OSError) and error.errno in _EXHAUSTED
+
+
+def describe_connect_error(error: Exception, server_name: str | None = None) -> str:
+    """Say why a connect failed; ``server_name`` is the name that TLS expects."""
+    match error:
+        case TimeoutError():
+            return "no connection in time"
+        case ssl.SSLCertVerificationError():
+            return _describe_distrust(error, server_name)
+        case ssl.SSLError():
+            return describe_tls_error(error)
+        case ConnectionResetError(errno=None):
+            # The event loop raises it at an unexpected end of the handshake.
+            return "it closed the connection within the TLS handshake"
+        # Numbers that are no errno come from getaddrinfo.
+        case OSError(errno=int(number)) if number in errno.errorcode:
+            return os.strerror(number)
+        case OSError(strerror=str(text)):
+            return text
+        case _:
+            return str(error)
+
+
+def describe_for_clients(error: Exception) -> str:
+    """Say why a connect failed, without an address or a name of the server."""
+    match error:
+        case ssl.SSLCertVerificationError(verify_code=int(code)) if code in _NAME_MISMATCH:
+            return "its certificate is for another name"
+        case TimeoutError() | ssl.SSLError() | ConnectionResetError() | socket.gaierror():
+            return describe_connect_error(error)
+        case OSError(errno=int(number)) if number in errno.errorcode:
+            return os.strerror(number)
+        case _:
+            # Errors of several addresses quote each of them.
+            return "no connection"
+
+
+def describe_tls_error(error: ssl.SSLError) -> str:
+    """Say why TLS failed, other than for the server's certificate."""
+    reason = error.reason or ""
+    known = _TLS_ERRORS.get(reason)
+    return known or f"TLS failed: {reason.lower().replace('_', ' ') or error}"
+
+
+def describe_certificate_refusal(error: Exception | None) -> str | None:
+    """Say why the server refused the gateway's certificate; None for another error."""
+    return _CERTIFICATE_REFUSALS.get(error.reason) if isinstance(error, ssl.SSLError) else None
+
+
+def _describe_distrust(error: ssl.SSLCertVerificationError, server_name: str | None) -> str:
+    code = error.verify_code
+    if code in _NAME_MISMATCH:
+        return f"its certificate does not name {server_name}"
+    what = "is not trusted" if code in _UNKNOWN_ISSUER else "cannot be used"
+    return _DISTRUST.get(code) or f"its certificate {what} ({error.verify_message})"

@@ -1,24 +1,24 @@
-"""What HTTP/1.1 and HTTP/2 to a server share: the endpoint, and the exchange of a request."""
+"""What HTTP/1.1 and HTTP/2 to a server share: endpoint, exchange, the queue for a connection."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from abc import abstractmethod
-from collections.abc import AsyncIterable, AsyncIterator, Coroutine, Sequence
-from typing import Any, Final, Protocol
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Generic, Protocol, TypeVar
 
 from multidict import CIMultiDictProxy
 
-from gateway.errors import GatewayError, ServerName
+from gateway.errors import GatewayError, ServerName, copy_error
 from gateway.http1.deferrals import DEFER_TIMEOUT
 from gateway.http1.head import ResponseHead
 from gateway.system.buffers import BufferAccount
 from gateway.system.sockets.body_stream import BodyStream
 from gateway.system.sockets.connection import Connection
 from gateway.system.timeout_queue import TimeoutQueue
-from gateway.upstream.address import MAX_DESCRIPTOR_SHARE, ServerAddress
-from gateway.upstream.connect_errors import connect_error
+from gateway.upstream.address import MAX_DESCRIPTOR_SHARE, ServerAddress, connect_error
 from gateway.upstream.transport import (
     FieldLines,
     HeaderLines,
@@ -29,6 +29,9 @@ from gateway.upstream.transport import (
     UpstreamRequest,
     UpstreamResponse,
 )
+
+C = TypeVar("C")
+C_contra = TypeVar("C_contra", contravariant=True)
 
 WRITE_CHUNK: Final = 256 * 1024
 """Bytes of a buffered body that are written without a task, in one time slice."""
@@ -90,12 +93,7 @@ class Exchange(ReservedConnection):
         self.held: ResponseHead | None = None
         """A head that is held back."""
         self._held_at = 0.0
-        self._head_delay = 0.0
-
-    @property
-    def head_delay(self) -> float:
-        """Return the seconds for which the head was held back; see ReservedConnection."""
-        return self._head_delay
+        self.head_delay = 0.0
 
     async def run(self, request: UpstreamRequest) -> UpstreamResponse:
         """Send a request; return the response once its head is there; see UpstreamEndpoint."""
@@ -130,7 +128,7 @@ class Exchange(ReservedConnection):
         head, self.held = self.held, None
         if head is not None:
             self._deferrals.remove(self)
-            self._head_delay = time.perf_counter() - self._held_at
+            self.head_delay = time.perf_counter() - self._held_at
         return head
 
     def on_timeout(self) -> None:
@@ -215,7 +213,7 @@ class ServerResponse(UpstreamResponse):
         self._exchange = exchange
         self._body = body
         self._size = size
-        self._head_delay = exchange.head_delay
+        self.head_delay = exchange.head_delay
         self._received = 0
 
     @property
@@ -227,11 +225,6 @@ class ServerResponse(UpstreamResponse):
     def received_bytes(self) -> int:
         """Return the bytes of the body that were read so far."""
         return self._received
-
-    @property
-    def head_delay(self) -> float:
-        """Return the seconds between the arrival of the head and this response."""
-        return self._head_delay
 
     @property
     def trailers(self) -> HeaderLines:
@@ -285,29 +278,32 @@ class _ResponseFuture:
             self.response.set_exception(error)
 
 
+@dataclass(frozen=True, slots=True)
+class EndpointOptions:
+    """What the endpoints of an upstream have in common; times are in seconds."""
+
+    connect_timeout: float
+    """For DNS, TCP and TLS together."""
+    idle_timeout: float = 4.0
+    """How long a connection waits for its next request."""
+    buffers: BufferAccount | None = None
+    """Counts what the connections buffer."""
+    own_request_headers: HeaderLines = ()
+    public_name: str | None = None
+    """How errors for clients name the endpoint; None for its URL."""
+
+
 class ServerEndpoint(UpstreamEndpoint):
-    """An endpoint at an address.
+    """An endpoint at an address."""
 
-    ``connect_timeout`` covers DNS, TCP and TLS, in seconds. ``buffers`` counts what the connections
-    buffer. Errors for clients name the endpoint by its ``public_name``, or by its URL.
-    """
-
-    def __init__(
-        self,
-        address: ServerAddress,
-        connect_timeout: float,
-        buffers: BufferAccount | None = None,
-        own_request_headers: HeaderLines = (),
-        public_name: str | None = None,
-    ) -> None:
+    def __init__(self, address: ServerAddress, options: EndpointOptions) -> None:
         self.url = address.url
-        self.name = ServerName(address.url, public_name or address.url)
-        self.own_request_headers = own_request_headers
+        self.name = ServerName(address.url, options.public_name or address.url)
+        self.own_request_headers = options.own_request_headers
         self.deferrals = TimeoutQueue(DEFER_TIMEOUT)
         """Ends the waits for the rest of small responses."""
         self._address = address
-        self._connect_timeout = connect_timeout
-        self._buffers = buffers
+        self._options = options
         self._senders: set[asyncio.Task[None]] = set()
 
     def start_task(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
@@ -326,7 +322,7 @@ class ServerEndpoint(UpstreamEndpoint):
     ) -> None:
         """Connect; raises GatewayError. The caller drops the connection then, or if cancelled."""
         try:
-            async with asyncio.timeout(self._connect_timeout):
+            async with asyncio.timeout(self._options.connect_timeout):
                 await self._address.connect(connection, descriptor_share)
                 await self._until_ready(connection)
         # A TimeoutError is an OSError; an invalid host name is a UnicodeError.
@@ -349,3 +345,114 @@ def forget(future: asyncio.Future[Any]) -> None:
     """Cancel a future that nobody waits for, or whose error nobody needs to see."""
     if not future.cancel() and not future.cancelled():
         future.exception()
+
+
+class WaitingRequest(Protocol[C_contra]):
+    """A request that waits for a connection; it gets one of these calls."""
+
+    def send_over(self, connection: C_contra) -> None:
+        """Send the request."""
+
+    def on_error(self, error: Exception) -> None:
+        """Handle that no connection could be made."""
+
+
+class ConnectionQueue(ABC, Generic[C]):
+    """Gives waiting requests, in their order, what becomes free, and connects for them.
+
+    ``connect`` makes a connection. Its error goes to as many requests as the connection would have
+    served, but only to those that came before it began, and that have no other connection on the
+    way: for later ones, another connect begins.
+    """
+
+    def __init__(self, connect: Callable[[], Awaitable[C]]) -> None:
+        self._connect = connect
+        self.waiting: dict[WaitingRequest[C], float] = {}
+        """The requests that wait, each with its time."""
+        self.connecting: dict[asyncio.Task[None], None] = {}
+        """The connects on their way, in their order."""
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._streams = 1
+        """Requests that one connection is expected to carry at a time."""
+
+    def wait(self, request: WaitingRequest[C]) -> None:
+        """Give a request what becomes free first; connect if that is needed."""
+        self.waiting[request] = time.monotonic()
+        self._grow()
+
+    def stop_waiting(self, request: WaitingRequest[C]) -> None:
+        """Forget a request that is cancelled."""
+        self.waiting.pop(request, None)
+
+    async def close(self) -> None:
+        """Stop the connects that no request waits for, and wait for the others."""
+        self._cancel_spare()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+
+    @abstractmethod
+    def _add(self, connection: C) -> None:
+        """Use a new connection; raises the error of those that wait for it if it is useless."""
+
+    def _max_connects(self) -> int:
+        """Return how many connections may be on the way."""
+        return len(self.waiting)
+
+    def _has_other(self) -> bool:
+        """Tell whether requests can wait for what becomes free, although a connect has failed."""
+        return False
+
+    @property
+    def _wanted(self) -> int:
+        """The connections that should be on the way."""
+        return min(-(-len(self.waiting) // self._streams), self._max_connects())
+
+    def _take_next(self) -> WaitingRequest[C] | None:
+        for request in self.waiting:
+            del self.waiting[request]
+            return request
+        return None
+
+    def _grow(self) -> None:
+        while len(self.connecting) < self._wanted:
+            task = asyncio.create_task(self._connect_for_waiting())
+            self.connecting[task] = None
+            self._tasks.add(task)
+            task.add_done_callback(self._end_connect)
+
+    def _cancel_spare(self) -> None:
+        while len(self.connecting) > self._wanted:
+            newest, _ = self.connecting.popitem()
+            newest.cancel()
+
+    def _end_connect(self, task: asyncio.Task[None]) -> None:
+        """Fail the requests that wait for a connect which has failed unexpectedly."""
+        self._tasks.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if isinstance(error, Exception):
+            self._fail_waiting(error, time.monotonic())
+
+    async def _connect_for_waiting(self) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        began = time.monotonic()
+        try:
+            if len(self.connecting) > self._wanted:
+                return  # something became free first
+            connection = await self._connect()
+            self.connecting.pop(task, None)
+            self._add(connection)
+        except Exception as error:
+            self.connecting.pop(task, None)
+            self._fail_waiting(error, began)
+        finally:
+            self.connecting.pop(task, None)
+
+    def _fail_waiting(self, error: Exception, began: float) -> None:
+        if self._has_other() or len(self.connecting) >= self._wanted:
+            return
+        for request, since in tuple(self.waiting.items())[: self._streams]:
+            if since <= began:
+                del self.waiting[request]
+                request.on_error(copy_error(error) if isinstance(error, GatewayError) else error)
+        self._grow()

@@ -21,7 +21,7 @@ from gateway.protocol.datatypes import DATATYPES
 from gateway.protocol.operations import model_path
 from gateway.protocol.tensors import ModelMetadata, TensorSpec
 from gateway.sizes import MAX_MODEL_DOCUMENT, QUOTED_TEXT
-from gateway.upstream.control_client import send_control_request
+from gateway.upstream.control_client import ControlResponse, send_control_request
 from gateway.upstream.transport import UpstreamEndpoint
 
 RECHECK_INTERVAL: Final = 5.0
@@ -163,14 +163,13 @@ async def fetch_metadata(
     Without ``has_config`` the config is not asked for. Raises UpstreamResponseError for an error
     response, and GatewayError (502) that names the invalid part.
     """
-    path = model_path(model, version)
-    status, content_type, body = await _get(endpoint, path)
-    if status != 200:
-        raise UpstreamResponseError(status, content_type, body)
+    response = await _get(endpoint, model_path(model, version))
+    if response.status != 200:
+        raise UpstreamResponseError(response.status, response.content_type, response.body)
     max_batch_size = await fetch_max_batch_size(model, version, endpoint) if has_config else None
     batching = None if max_batch_size is None else max_batch_size > 0
     try:
-        fields = orjson.loads(body)
+        fields = orjson.loads(response.body)
         entries = list(fields.get("inputs") or ())
     except (ValueError, TypeError, AttributeError):
         message = f"{endpoint.url} returned no metadata of model '{model}'"
@@ -191,11 +190,11 @@ async def fetch_max_batch_size(
     model: str, version: str | None, endpoint: UpstreamEndpoint
 ) -> int | None:
     """Fetch a model's maximal batch size: 0 without batching, None if the server has no config."""
-    status, content_type, body = await _get(endpoint, model_path(model, version) + "/config")
-    if status >= 500 and status != 501:
+    response = await _get(endpoint, model_path(model, version) + "/config")
+    if response.status >= 500 and response.status != 501:
         # To guess the batch dimension is to guess it wrong.
-        raise UpstreamResponseError(status, content_type, body)
-    return max(0, _max_batch_size(body)) if status == 200 else None
+        raise UpstreamResponseError(response.status, response.content_type, response.body)
+    return max(0, _max_batch_size(response.body)) if response.status == 200 else None
 
 
 def _outputs(fields: dict[str, Any]) -> tuple[TensorSpec, ...]:
@@ -217,6 +216,5 @@ def _max_batch_size(config: bytes) -> int:
         return 0
 
 
-async def _get(endpoint: UpstreamEndpoint, path: str) -> tuple[int, str, bytes]:
-    response = await send_control_request(endpoint, "GET", path, MAX_MODEL_DOCUMENT)
-    return response.status, response.content_type, response.body
+async def _get(endpoint: UpstreamEndpoint, path: str) -> ControlResponse:
+    return await send_control_request(endpoint, "GET", path, MAX_MODEL_DOCUMENT)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -109,6 +110,8 @@ class UpstreamResponse(ABC):
     status: int
     reason: str
     headers: CIMultiDictProxy[str]
+    head_delay: float = 0.0
+    """Seconds between the arrival of the head and this response."""
 
     @property
     def content_length(self) -> int | None:
@@ -156,11 +159,6 @@ class UpstreamResponse(ABC):
         return 0
 
     @property
-    def head_delay(self) -> float:
-        """Return the seconds between the arrival of the head and this response."""
-        return 0.0
-
-    @property
     def trailers(self) -> HeaderLines:
         """Return the trailers; they are complete once ``read`` has returned the end."""
         return ()
@@ -184,6 +182,7 @@ class WrappedResponse(UpstreamResponse):
         self.status = response.status
         self.reason = response.reason
         self.headers = response.headers
+        self.head_delay = response.head_delay
         self._response = response
 
     @property
@@ -195,11 +194,6 @@ class WrappedResponse(UpstreamResponse):
     def received_bytes(self) -> int:
         """Return the bytes of the body that were read so far."""
         return self._response.received_bytes
-
-    @property
-    def head_delay(self) -> float:
-        """Return the seconds between the arrival of the head and this response."""
-        return self._response.head_delay
 
     @property
     def trailers(self) -> HeaderLines:
@@ -216,12 +210,12 @@ class WrappedResponse(UpstreamResponse):
 
 
 @contextmanager
-def closed_on_error(response: UpstreamResponse) -> Iterator[None]:
-    """Close a response if an error keeps it from the caller who would have closed it."""
+def closed_on_error(opened: UpstreamResponse | socket.socket) -> Iterator[None]:
+    """Close what was opened if an error keeps it from the caller who would have closed it."""
     try:
         yield
     except BaseException:
-        response.close()
+        opened.close()
         raise
 
 
@@ -269,6 +263,9 @@ class ResponseReceiver(Protocol):
 class ReservedConnection(ABC):
     """A connection that was taken for one request; perhaps it is made when that is sent."""
 
+    head_delay: float = 0.0
+    """Seconds from the arrival of the response's head until the receiver got it."""
+
     @abstractmethod
     def send(
         self,
@@ -282,11 +279,6 @@ class ReservedConnection(ABC):
         ``lines`` are headers in addition to those of the template, each with its CRLF. The receiver
         is called later, once.
         """
-
-    @property
-    def head_delay(self) -> float:
-        """Return the seconds from the arrival of the response's head until the receiver got it."""
-        return 0.0
 
     @abstractmethod
     def close(self) -> None:

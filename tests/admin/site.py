@@ -18,8 +18,7 @@ from gateway.admin.history import History
 from gateway.admin.status import State, merge_statuses
 from gateway.app.shared_memory import SharedCalls, SharedMemory
 from gateway.listener.sockets import open_tcp_sockets
-from gateway.observe.call_metrics import CALL_FAMILIES
-from gateway.observe.gateway_metrics import GATEWAY_FAMILIES
+from gateway.observe import families
 from gateway.observe.metric_store import MetricStore
 from gateway.settings.schema import Settings
 from tests.support.addresses import HOST
@@ -115,7 +114,7 @@ def state_of(
 
 def make_store() -> MetricStore:
     """Return an empty store of a gateway with one worker."""
-    return MetricStore(CALL_FAMILIES + GATEWAY_FAMILIES, 3)
+    return MetricStore(families.FAMILIES, 3)
 
 
 class ChosenSource:
@@ -123,7 +122,7 @@ class ChosenSource:
 
     def __init__(self, **settings: Any) -> None:
         self.settings = make_settings(**settings)
-        self.metric_store = MetricStore(CALL_FAMILIES + GATEWAY_FAMILIES, 2)
+        self.metric_store = MetricStore(families.FAMILIES, 2)
         self.statuses: list[dict[str, Any]] = [worker_status()]
         self.reason = ""
         self.error: Exception | None = None

@@ -303,39 +303,38 @@ async def test_gateway_without_workers_is_told() -> None:
 
 
 async def test_call_that_is_cancelled_leaves_nothing_behind() -> None:
-    task = asyncio.create_task(_make(never_respond))
-    await asyncio.sleep(0.01)
+    arrived = asyncio.Event()
+
+    async def hang(connection: Connection) -> None:
+        await connection.request()
+        arrived.set()
+        await connection.wait_for_close()
+
+    task = asyncio.create_task(_make(hang))
+    await arrived.wait()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
 
 
-async def _no_json(sink: socket.socket) -> None:
-    sink.sendall(b"[1")
-    sink.close()
-
-
-async def _too_much(sink: socket.socket) -> None:
-    sink.setblocking(False)
-    await asyncio.get_running_loop().sock_sendall(sink, b"[1" + b" " * 100_000 + b"]")
-    sink.close()
-
-
-async def _nothing(sink: socket.socket) -> None:
-    sink.close()
-
-
-async def _hang(sink: socket.socket) -> None:
-    pass
-
-
-@pytest.mark.parametrize("deliver", [_no_json, _too_much, _nothing, _hang])
+@pytest.mark.parametrize(
+    ("captured", "late"),
+    [(b"[1", 0.0), (b"[1" + b" " * 100_000 + b"]", 0.0), (json.dumps(ATTEMPTS).encode(), 0.2)],
+    ids=["no JSON", "too much", "late"],
+)
 async def test_response_counts_even_if_nothing_was_captured(
-    monkeypatch: pytest.MonkeyPatch, deliver: Sink
+    monkeypatch: pytest.MonkeyPatch, captured: bytes, late: float
 ) -> None:
-    monkeypatch.setattr(own_calls, "CAPTURE_TIMEOUT", 0.05 if deliver is _hang else 5.0)
+    monkeypatch.setattr(own_calls, "CAPTURE_TIMEOUT", 0.05 if late else 5.0)
     monkeypatch.setattr(own_calls, "MAX_CAPTURE", 50_000)
-    call = await _make(respond_in_turn(OK), deliver)
+
+    async def deliver_late(sink: socket.socket) -> None:
+        sink.setblocking(False)
+        await asyncio.get_running_loop().sock_sendall(sink, captured)
+        await asyncio.sleep(late)
+        sink.close()
+
+    call = await _make(respond_in_turn(OK), deliver_late)
     assert (call.reply.status, call.attempts) == (200, [])
 
 

@@ -1,19 +1,16 @@
 """The paths of the admin address, its errors, and the headers of all its responses."""
 
-import asyncio
 import logging
 import re
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
 from importlib.resources import files
-from typing import Any
 
 import pytest
 
 from gateway.admin import security
 from tests.admin.site import ChosenSource, RunningSite, running_site
 from tests.support.gateway import no_leaks
-from tests.support.http_messages import Head, message, request
+from tests.support.http_messages import Head, request
 from tests.support.raw_client import RawClient
 
 DOCUMENTS = (
@@ -206,35 +203,6 @@ async def test_malformed_request_gets_an_error_and_no_line_in_the_log(
     assert (await client.head()).status == 400
     await client.rest()
     assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
-
-
-async def test_unknown_expectation_is_refused(client: RawClient) -> None:
-    await client.send(message("GET /live HTTP/1.1", {"Host": "x", "Expect": "nonsense"}))
-    head = await client.head()
-    assert head.status == 417
-    _check_headers(head)
-
-
-async def test_status_and_metrics_are_rendered_one_at_a_time() -> None:
-    class Counting(ChosenSource):
-        now = most = 0
-
-        async def worker_statuses(self) -> list[dict[str, Any]]:
-            self.now += 1
-            self.most = max(self.most, self.now)
-            await asyncio.sleep(0.01)
-            self.now -= 1
-            return self.statuses
-
-    source = Counting()
-    async with running_site(source) as site, AsyncExitStack() as stack:
-        clients = [await stack.enter_async_context(site.client()) for _ in range(6)]
-        paths = ["/status", "/metrics"] * 3
-        responses = await asyncio.gather(
-            *(client.ask(request("GET", path)) for client, path in zip(clients, paths, strict=True))
-        )
-    assert {each.status for each in responses} == {200}
-    assert source.most == 1
 
 
 async def test_readiness_has_its_reason(site: RunningSite, client: RawClient) -> None:

@@ -19,35 +19,18 @@ from gateway.admin.history import (
     route_percentiles,
     summarize,
 )
-from gateway.observe.call_metrics import (
-    CALL_FAMILIES,
-    CALL_LATENCY,
-    DURATION,
-    ENDPOINT_LATENCY,
-    ROUTE_LATENCY,
-    SERVER_DURATION,
-)
-from gateway.observe.gateway_metrics import ENDPOINT_FAILURES, GATEWAY_FAMILIES
+from gateway.observe import families
 from gateway.observe.metric_store import MetricStore
 from tests.support.gateway import until
 
 NOW = 1_700_000_000.0
-FIELDS = (
-    "calls_per_second",
-    "errors_per_second",
-    "client_errors_per_second",
-    "p50_ms",
-    "p95_ms",
-    "p99_ms",
-    "requests_in_progress",
-)
 
 
 class _Sampled:
     """A history, and the store whose samples it takes."""
 
     def __init__(self) -> None:
-        self.store = MetricStore(CALL_FAMILIES + GATEWAY_FAMILIES, 2)
+        self.store = MetricStore(families.FAMILIES, 2)
         self.in_progress = 0.0
         self.history = History(self.store, lambda: self.in_progress)
         self.at = 0.0
@@ -58,15 +41,15 @@ class _Sampled:
         labels = route, "infer", "m", "u", "json", status
         writer = self.store.writer(0)
         for _ in range(times):
-            writer.histogram(DURATION, labels).observe(seconds)
-            writer.histogram(CALL_LATENCY, ("m",)).observe(seconds)
-            writer.histogram(ROUTE_LATENCY, (route,)).observe(seconds)
+            writer.histogram(families.DURATION, labels).observe(seconds)
+            writer.histogram(families.CALL_LATENCY, ("m",)).observe(seconds)
+            writer.histogram(families.ROUTE_LATENCY, (route,)).observe(seconds)
 
     def serve(self, url: str, seconds: float, times: int = 1) -> None:
         writer = self.store.writer(1)
         for _ in range(times):
-            writer.histogram(SERVER_DURATION, ("u", url)).observe(seconds)
-            writer.histogram(ENDPOINT_LATENCY, ("u", url, "m")).observe(seconds)
+            writer.histogram(families.SERVER_DURATION, ("u", url)).observe(seconds)
+            writer.histogram(families.ENDPOINT_LATENCY, ("u", url, "m")).observe(seconds)
 
     def sample(self, after: float = 1.0) -> None:
         self.at += after
@@ -101,16 +84,15 @@ def test_rates_are_those_between_two_samples() -> None:
 
 def test_ratios_are_those_of_calls_and_not_known_without_any() -> None:
     sampled = _Sampled()
-    sampled.sample()
-    sampled.sample()
-    recent = sampled.recent()
-    assert (recent["calls_per_second"], recent["p99_ms"]) == ([0], [None])
-    for number, status in ((6, "2xx"), (3, "4xx"), (1, "5xx")):
+    for number, status in ((0, "2xx"), (6, "2xx"), (3, "4xx"), (1, "5xx")):
+        sampled.sample()
+        summary = summarize(rates_of(sampled.history.now, families.DURATION))
+        assert number or summary["error_ratio"] is None
         sampled.call(times=number, status=status)
-    assert sampled.history.now is not None
-    assert summarize(rates_of(sampled.history.now, DURATION))["error_ratio"] is None
+    recent = sampled.recent()
+    assert (recent["calls_per_second"][0], recent["p99_ms"][0]) == (0, None)
     sampled.sample()
-    summary = summarize(rates_of(sampled.history.now, DURATION))
+    summary = summarize(rates_of(sampled.history.now, families.DURATION))
     assert (summary["error_ratio"], summary["client_error_ratio"]) == (0.1, 0.3)
 
 
@@ -124,7 +106,7 @@ def test_rates_of_now_are_those_of_the_last_ten_seconds() -> None:
     window = sampled.history.now
     assert window is not None
     assert window.seconds == 10
-    assert summarize(rates_of(window, DURATION))["calls_per_second"] == 2
+    assert summarize(rates_of(window, families.DURATION))["calls_per_second"] == 2
 
 
 def test_series_that_appear_later_are_counted_from_nothing() -> None:
@@ -135,7 +117,7 @@ def test_series_that_appear_later_are_counted_from_nothing() -> None:
         sampled.call(route=f"new {number}", times=3, status="5xx")
         sampled.sample()
     assert sampled.recent()["errors_per_second"] == [3] * 5
-    rates = dict(rates_of(sampled.history.now, DURATION))
+    rates = dict(rates_of(sampled.history.now, families.DURATION))
     assert rates["new 0", "infer", "m", "u", "json", "5xx"] == pytest.approx(0.6)
     assert ("r", "infer", "m", "u", "json", "2xx") not in rates
 
@@ -148,10 +130,10 @@ def test_window_is_as_before_while_series_appear() -> None:
     sampled.sample()
     window = sampled.history.now
     assert window is not None
-    before = summarize(rates_of(window, DURATION))
+    before = summarize(rates_of(window, families.DURATION))
     sampled.call(route="new", times=100)
     sampled.sample()
-    assert summarize(rates_of(window, DURATION)) == before
+    assert summarize(rates_of(window, families.DURATION)) == before
 
 
 def test_percentiles_are_of_the_last_minute_and_so_are_those_of_each_point() -> None:
@@ -180,11 +162,11 @@ def test_percentiles_are_of_each_model_and_route_over_all_workers() -> None:
     for segment in range(2):
         for seconds in (0.1, 2.0):
             writer = sampled.store.writer(segment)
-            writer.histogram(CALL_LATENCY, (f"m{seconds:g}",)).observe(seconds)
-            writer.histogram(ROUTE_LATENCY, ("r",)).observe(seconds + segment)
+            writer.histogram(families.CALL_LATENCY, (f"m{seconds:g}",)).observe(seconds)
+            writer.histogram(families.ROUTE_LATENCY, ("r",)).observe(seconds + segment)
     sampled.sample(after=42)
     minute = sampled.history.minute
-    models = Percentiles(minute, CALL_LATENCY, lambda labels: labels)
+    models = Percentiles(minute, families.CALL_LATENCY, lambda labels: labels)
     assert models.describe(("m2",)) == {
         "p50_ms": pytest.approx(2000, rel=0.02),
         "p90_ms": pytest.approx(2000, rel=0.02),
@@ -192,24 +174,16 @@ def test_percentiles_are_of_each_model_and_route_over_all_workers() -> None:
         "p99_ms": pytest.approx(2000, rel=0.02),
         "duration_window_seconds": 42,
     }
-    assert models.of(("n",)) == dict.fromkeys(("p50", "p90", "p95", "p99"))
-    assert set(models.groups) == {("m0.1",), ("m2",)}
+    assert models.describe(("n",))["p99_ms"] is None
+    assert models.found.keys() == {("m0.1",), ("m2",)}
     # Histograms of workers are merged: the mean of their percentiles would be 2 s and 2.5 s.
-    route = route_percentiles(minute).of(("r",))
+    route = route_percentiles(minute).found["r",]
     assert route["p50"] == pytest.approx(1100, rel=0.02)
     assert route["p99"] == pytest.approx(3000, rel=0.02)
-    assert Percentiles(minute, CALL_LATENCY).of()["p50"] == pytest.approx(100, rel=0.02)
-    assert Percentiles(None, CALL_LATENCY).describe()["duration_window_seconds"] is None
-
-
-def test_few_samples_of_latencies_are_kept() -> None:
-    """They are by far the largest."""
-    sampled = _Sampled()
-    for _ in range(200):
-        sampled.sample()
-    assert all(DURATION not in each.tables for each in sampled.history._minute)
-    assert all(CALL_LATENCY not in each.tables for each in sampled.history._samples)
-    assert len(sampled.history._minute) <= 8
+    assert Percentiles(minute, families.CALL_LATENCY).found[()]["p50"] == pytest.approx(
+        100, rel=0.02
+    )
+    assert Percentiles(None, families.CALL_LATENCY).describe()["duration_window_seconds"] is None
 
 
 def test_minute_is_as_long_as_is_known_and_then_a_minute() -> None:
@@ -220,10 +194,8 @@ def test_minute_is_as_long_as_is_known_and_then_a_minute() -> None:
     for _ in range(200):
         sampled.sample()
         assert sampled.history.minute is not None
-        lengths.append(sampled.history.minute.seconds)
-    assert lengths[:60] == [float(seconds) for seconds in range(1, 61)]
-    assert min(lengths[60:]) == 60
-    assert max(lengths) < 70
+        lengths.append(sampled.history.minute[families.CALL_LATENCY].seconds)
+    assert lengths == [min(seconds, 60) for seconds in range(1, 201)]
 
 
 def test_an_hour_is_kept_and_no_more() -> None:
@@ -232,9 +204,10 @@ def test_an_hour_is_kept_and_no_more() -> None:
         sampled.call(times=1 + (second >= 1700))
         sampled.sample()
     recent, hour = sampled.history.recent(), sampled.history.hour()
-    for name in FIELDS:
-        assert len(recent[name]) == RECENT_POINTS
-        assert len(hour[name]) == HOUR_POINTS
+    curves = recent.keys() - {"end", "step_seconds"}
+    assert len(curves) == 7
+    for name in curves:
+        assert (len(recent[name]), len(hour[name])) == (RECENT_POINTS, HOUR_POINTS)
     assert (recent["end"], hour["step_seconds"]) == (NOW + 3700, 10)
     assert abs(hour["end"] - (NOW + 3700)) < 10
     assert set(recent["calls_per_second"]) == {2}
@@ -290,7 +263,7 @@ def test_points_are_where_their_times_are_however_late_samples_come(interval: fl
 
 
 def _fail(sampled: _Sampled, url: str, times: int, kind: str = "unreachable") -> None:
-    sampled.store.writer(0).counter(ENDPOINT_FAILURES, ("u", url, kind)).add(times)
+    sampled.store.writer(0).counter(families.ENDPOINT_FAILURES, ("u", url, kind)).add(times)
 
 
 def test_endpoints_and_routes_have_curves_of_ten_seconds() -> None:

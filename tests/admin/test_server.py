@@ -28,15 +28,6 @@ async def site() -> AsyncIterator[RunningSite]:
         yield running
 
 
-async def test_requests_of_one_connection_are_served_in_turn(site: RunningSite) -> None:
-    """Also those that are pipelined."""
-    paths = ["/live", "/x", "/ready", "/status", "/metrics"] * 20
-    async with site.client() as client:
-        await client.send(b"".join(request("GET", path) for path in paths))
-        statuses = [(await client.read_response()).status for _ in paths]
-    assert statuses == [200, 404, 200, 200, 200] * 20
-
-
 @pytest.fixture
 async def full_site(
     monkeypatch: pytest.MonkeyPatch,
@@ -154,7 +145,7 @@ async def test_request_whose_client_has_left_is_not_waited_for(
     assert statuses.asked <= 7  # one that was rendered, four that waited, the plain one, this one
 
 
-async def test_page_is_rendered_once_for_all_who_wait_for_it(
+async def test_pages_are_rendered_one_at_a_time_for_all_who_wait(
     site: RunningSite, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     statuses = HeldStatuses(site)
@@ -162,15 +153,16 @@ async def test_page_is_rendered_once_for_all_who_wait_for_it(
     async with AsyncExitStack() as stack:
         clients = [await stack.enter_async_context(site.client()) for _ in range(20)]
         for number, client in enumerate(clients):
-            await client.send(request("GET", "/metrics"))
+            await client.send(request("GET", "/status" if number % 2 else "/metrics"))
             if not number:
                 await until(lambda: statuses.asked)
         in_use = site.site._connections._shares["127.0.0.1"].in_use
         await until(lambda: len(in_use) == len(clients))
+        assert statuses.asked == 1
         statuses.may_come.set()
         for client in clients:
             assert (await client.read_response()).status == 200
-    assert statuses.asked == 2
+    assert statuses.asked == 3
 
 
 @pytest.mark.parametrize("sent", [b"", LIVE[:10], LIVE + LIVE[:10], LIVE])
@@ -184,7 +176,7 @@ async def test_client_that_sends_no_whole_request_is_cut_off(
         await until(lambda: not site.connections)
 
 
-async def test_client_that_has_half_closed_is_gone(
+async def test_client_that_leaves_or_half_closes_is_gone(
     site: RunningSite, caplog: pytest.LogCaptureFixture
 ) -> None:
     """So aiohttp has it: browsers, probes and Prometheus keep both directions open."""
@@ -196,17 +188,11 @@ async def test_client_that_has_half_closed_is_gone(
         await client.send(LIVE[:10])
         client.shutdown_write()
         assert await client.rest() == b""
-    assert not [each for each in caplog.records if each.levelno >= logging.WARNING]
-
-
-async def test_client_that_leaves_before_its_response_leaves_nothing(
-    site: RunningSite, caplog: pytest.LogCaptureFixture
-) -> None:
     for _ in range(10):
         async with site.client() as client:
             await client.send(request("GET", "/metrics"))
     await until(lambda: not site.connections)
-    assert [each for each in caplog.records if each.levelno >= logging.WARNING] == []
+    assert not [each for each in caplog.records if each.levelno >= logging.WARNING]
 
 
 async def test_body_of_a_request_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:

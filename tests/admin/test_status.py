@@ -6,8 +6,7 @@ import pytest
 
 from gateway.admin.status import merge_statuses
 from gateway.build_info import COMPILED, NATIVE
-from gateway.observe.call_metrics import SERVER_DURATION
-from gateway.observe.gateway_metrics import ENDPOINT_FAILURES
+from gateway.observe import families
 from tests.admin.site import URL, endpoint, make_store, upstream, worker_status
 
 DIALECT = {"name": "triton", "reason": "configured"}
@@ -176,9 +175,9 @@ def test_calls_and_failures_are_those_that_all_workers_have_counted() -> None:
     store = make_store()
     for segment in range(2):
         writer = store.writer(segment)
-        writer.histogram(SERVER_DURATION, ("u", URL)).observe(0.004)
+        writer.histogram(families.SERVER_DURATION, ("u", URL)).observe(0.004)
         for kind in ("5xx", "unreachable")[: segment + 1]:
-            writer.counter(ENDPOINT_FAILURES, ("u", URL, kind)).add(1.0)
+            writer.counter(families.ENDPOINT_FAILURES, ("u", URL, kind)).add(1.0)
     merged = merge_statuses([_status(1, endpoint())], store)
     (found,) = merged["upstreams"]["u"]["endpoints"]
     assert found["calls_total"] == 3  # with one that could not connect

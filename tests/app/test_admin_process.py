@@ -251,6 +251,13 @@ async def test_killed_admin_process_is_replaced_and_no_call_is_lost(tmp_path: Pa
                 await served
                 await Operator(admin).until_counted(calls)
                 await _until_recent(admin)
+        async with connect(f"http://{admin}") as client:
+            events = (await client.call("GET", "/api/journal", headers=LOCAL)).json["events"]
+            metrics = (await client.call("GET", "/metrics")).body.decode()
+        kinds = [each["kind"] for each in events]
+        assert kinds.count("worker_ended") == kinds.count("worker_restarted") == 2
+        assert kinds[-1] == "gateway_started"
+        assert "tensorgate_worker_restarts_total 0.0" in metrics  # it is no worker
         process.signal(signal.SIGTERM)
         await process.wait_for_output("stopping")
 

@@ -10,13 +10,7 @@ import pytest
 
 from gateway.app.endpoint_watch import EndpointWatch, RecentLooks
 from gateway.app.shared_memory import Waiting
-from gateway.observe.call_metrics import (
-    CALL_FAMILIES,
-    ENDPOINT_LATENCY,
-    FIRST_BYTE,
-    SERVER_DURATION,
-)
-from gateway.observe.gateway_metrics import ENDPOINT_FAILURES, GATEWAY_FAMILIES
+from gateway.observe import families
 from gateway.observe.metric_store import MetricStore
 from gateway.routing.latency_outliers import Latency
 from tests.support.gateway import no_leaks, until
@@ -30,7 +24,7 @@ class _Looked:
     """Looks at what is counted in two workers, once a second."""
 
     def __init__(self) -> None:
-        self.store = MetricStore(CALL_FAMILIES + GATEWAY_FAMILIES, 2)
+        self.store = MetricStore(families.FAMILIES, 2)
         self.looks = RecentLooks(self.store)
         self.at = 0.0
         self.turn = 0
@@ -49,11 +43,11 @@ class _Looked:
             self.turn += 1
             writer = self.store.writer(self.turn % 2)
             if failure:
-                writer.counter(ENDPOINT_FAILURES, (*endpoint, failure)).add(1.0)
+                writer.counter(families.ENDPOINT_FAILURES, (*endpoint, failure)).add(1.0)
             if failure != "unreachable":
-                writer.histogram(SERVER_DURATION, endpoint).observe(seconds)
-                writer.histogram(FIRST_BYTE, endpoint).observe(seconds)
-                writer.histogram(ENDPOINT_LATENCY, (*endpoint, model)).observe(seconds)
+                writer.histogram(families.SERVER_DURATION, endpoint).observe(seconds)
+                writer.histogram(families.FIRST_BYTE, endpoint).observe(seconds)
+                writer.histogram(families.ENDPOINT_LATENCY, (*endpoint, model)).observe(seconds)
 
     def pass_by(self, looks: int, step: float = 1) -> None:
         for _ in range(looks):
@@ -78,7 +72,7 @@ def test_calls_and_failures_of_the_last_seconds_are_counted_over_all_workers() -
 
 def test_call_whose_client_gave_up_before_a_response_is_no_success() -> None:
     looked = _Looked()
-    looked.store.writer(0).histogram(SERVER_DURATION, ENDPOINT).observe(3.0)
+    looked.store.writer(0).histogram(families.SERVER_DURATION, ENDPOINT).observe(3.0)
     looked.pass_by(1)
     recent = looked.looks.recent_calls()[ENDPOINT]
     assert (recent.calls, recent.failures, recent.succeeded_at) == (1, 0, 0)
@@ -92,8 +86,8 @@ def test_success_beside_calls_that_get_no_response_is_seen() -> None:
     looked.serve(5, failure="unreachable")
     for _ in range(5):
         writer = looked.store.writer(1)
-        writer.counter(ENDPOINT_FAILURES, (*ENDPOINT, "no_response")).add(1.0)
-        writer.histogram(SERVER_DURATION, ENDPOINT).observe(0.1)
+        writer.counter(families.ENDPOINT_FAILURES, (*ENDPOINT, "no_response")).add(1.0)
+        writer.histogram(families.SERVER_DURATION, ENDPOINT).observe(0.1)
     looked.serve(1)
     looked.pass_by(1)
     recent = looked.looks.recent_calls()[ENDPOINT]

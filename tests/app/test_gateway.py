@@ -149,12 +149,9 @@ async def test_mirror_has_the_policies_of_its_route_and_limits_of_its_own() -> N
         ("POST", "/v2/models/resnet18/infer", {"X-Release": "next"}, "vision-next"),
         ("GET", "/v2/models/resnet18/config", {"X-Release": "next"}, "403"),
         ("POST", "/v2/models/resnet18/infer", {"X-User": "user-22"}, "vision-next"),
-        ("POST", "/v2/repository/models/resnet18/load", {}, "403"),
         ("POST", "/v2/models/llama-7b/generate_stream", {}, "text"),
         ("POST", "/v2/models/llama/generate", {}, "404"),
-        ("GET", "/v2/models/classifier/config", {}, "404"),
         ("GET", "/v2/health/ready", {}, "vision"),
-        ("GET", "/metrics", {}, "404"),
     ],
 )
 async def test_example_settings_route_several_models(

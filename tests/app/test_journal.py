@@ -11,7 +11,8 @@ import pytest
 from gateway.app.build.upstreams import SharedUpstream, UpstreamSpec, build_upstreams
 from gateway.app.journal import ENDPOINT_EJECTED, MAX_EVENTS, SETTINGS_RELOADED, Journal
 from gateway.app.shared_memory import SharedMemory
-from gateway.observe.gateway_metrics import GATEWAY_FAMILIES, GatewayMetrics
+from gateway.observe import families
+from gateway.observe.gateway_metrics import GatewayMetrics
 from gateway.observe.metric_store import MetricStore
 from gateway.routing.latency_outliers import Latency, Outlier
 from gateway.settings.upstreams import Upstream
@@ -78,7 +79,7 @@ async def _upstream(
     journal = SharedMemory().journal(0)
     settings = {"endpoints": list(endpoints), "dialect": "triton", **declared}
     spec = UpstreamSpec("u", Upstream.model_validate(settings), 1, 5, 0, 1000)
-    metrics = GatewayMetrics(MetricStore(GATEWAY_FAMILIES, 1).writer(0))
+    metrics = GatewayMetrics(MetricStore(families.FAMILIES, 1).writer(0))
     upstream = build_upstreams([spec], {}, metrics, BufferAccount(), None, journal)["u"]
     upstream.acquire()
     await upstream.start()

@@ -231,14 +231,6 @@ def test_requests_after_the_last_chunk_are_not_copied() -> None:
     assert decoder.rest.obj is data
 
 
-# ---------------------------------------------------------------------------------- frame_chunk
-
-
-def test_frame_chunk_writes_size_and_data() -> None:
-    for data, start in ((b"a", b"1"), (b"0123456789", b"a"), (bytes(65536), b"10000")):
-        assert chunk(data) == start + b"\r\n" + data + b"\r\n"
-
-
 # ---------------------------------------------------------------------------------- the rest
 
 TRAPS = st.lists(

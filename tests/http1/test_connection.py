@@ -6,10 +6,11 @@ import socket
 import pytest
 
 from gateway.http1.connection import Http1Body, Http1Connection
+from gateway.http1.deferrals import DEFER_TIMEOUT, BodyDeferrals
 from gateway.system import read_buffer as read_buffer_module
 from gateway.system.buffers import MAX_WINDOW, BufferAccount, BufferShare
 from gateway.system.sockets import connection as connection_module
-from gateway.system.sockets.connection import MAX_COALESCED_WRITE, MAX_READ_AHEAD, ReadFlow
+from gateway.system.sockets.connection import MAX_COALESCED_WRITE, ReadFlow
 from tests.http1.fake_transport import FakeTransport
 from tests.support.compiled import needs_source, skip_if_compiled
 from tests.support.doubles.iterations import iterations
@@ -60,19 +61,6 @@ async def test_body_waits_for_its_client_only_while_somebody_reads_it(body: Http
     body.feed(b"b")
     assert await reading == b"b"
     assert not body.progress.is_waited_for
-
-
-async def test_body_reader_waits_for_data(body: Http1Body) -> None:
-    reading = asyncio.create_task(_read_all(body))
-    await iterations(5)
-    body.feed(b"a")
-    await iterations(5)
-    body.feed(b"b")
-    body.feed(b"c")
-    await iterations(5)
-    assert not reading.done()
-    body.end()
-    assert await reading == b"abc"
 
 
 async def test_first_error_or_end_of_a_body_comes_after_its_data(body: Http1Body) -> None:
@@ -234,37 +222,6 @@ async def connection(transport: FakeTransport) -> Http1Connection:
     return connection
 
 
-class _TakesSome(Http1Connection):
-    """Takes so many bytes of each read, and reads the others ahead."""
-
-    def __init__(self, size: int) -> None:
-        super().__init__()
-        self._size = size
-        self.taken = b""
-
-    def data_received(self, data: bytes | memoryview) -> None:
-        self.taken += data[: self._size]
-        self.buffer_read_ahead(data[self._size :])
-
-
-@needs_source
-async def test_large_read_ahead_pauses_reading(transport: FakeTransport) -> None:
-    size = 1000
-    data = bytes(range(256)) * (2 * MAX_READ_AHEAD // 256)
-    connection = _TakesSome(size)
-    connection.connection_made(transport)
-    connection.data_received(memoryview(data))
-    while len(connection.taken) + MAX_READ_AHEAD < len(data):
-        assert transport.calls == ["pause"]
-        connection.process_read_ahead()
-    assert transport.calls == ["pause", "resume"]
-    connection.discard_read_ahead()
-    taken = connection.taken
-    connection.process_read_ahead()
-    assert connection.taken == taken == data[: len(taken)]
-    assert transport.calls == ["pause", "resume"]
-
-
 @needs_source
 async def test_sender_that_fills_each_read_does_not_starve_others(
     monkeypatch: pytest.MonkeyPatch,
@@ -338,22 +295,6 @@ async def test_small_body_piece_goes_out_with_the_next_one(
     assert len(transport.writes) == 3
     await iterations(5)
     assert len(transport.writes) == 3
-
-
-async def test_drain_waits_until_writing_resumes(connection: Http1Connection) -> None:
-    others: list[str] = []
-    asyncio.get_running_loop().call_soon(others.append, "other")
-    await connection.drain()
-    assert not others  # it returned at once
-    for _ in range(3):
-        assert not connection.write_blocked
-        connection.pause_writing()
-        assert connection.write_blocked
-        draining = asyncio.create_task(connection.drain())
-        await iterations(5)
-        assert not draining.done()
-        connection.resume_writing()
-        await draining
 
 
 @pytest.mark.parametrize("before", ["nothing", "pause", "drain", "resume", "cancel"])
@@ -438,3 +379,32 @@ async def test_peer_sees_a_reset_and_nothing_that_was_buffered() -> None:
             with pytest.raises(ConnectionResetError):
                 await draining
     assert connection.closed
+
+
+# ---------------------------------------------------------------------------------- BodyDeferrals
+
+SMALL = 128 * 1024
+
+
+class _Entry:
+    def __init__(self) -> None:
+        self.timed_out = asyncio.Event()
+
+    def on_timeout(self) -> None:
+        self.timed_out.set()
+
+
+@pytest.mark.parametrize(
+    ("length", "is_large"), [(0, False), (SMALL, False), (None, False), (SMALL + 1, True)]
+)
+async def test_only_large_bodies_are_given_up_early(length: int | None, is_large: bool) -> None:
+    deferrals, entry, large = BodyDeferrals(), _Entry(), _Entry()
+    deferrals.add(entry, length)
+    deferrals.add(large, 10 * SMALL)  # due after the entry if that is large, too
+    async with asyncio.timeout(5):
+        await large.timed_out.wait()
+    assert entry.timed_out.is_set() is is_large
+    async with asyncio.timeout(5 + DEFER_TIMEOUT):
+        await entry.timed_out.wait()
+    assert deferrals.size == 0
+    deferrals.close()

@@ -1,15 +1,24 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from contextlib import suppress
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
-from gateway.http1.head import HeadParser, MalformedError, RequestHead, ResponseHead, encode_head
+from gateway.http1.head import (
+    MAX_HEAD,
+    HeadParser,
+    HeadReader,
+    MalformedError,
+    RequestHead,
+    ResponseHead,
+)
 from gateway.sizes import CACHED_LINES
-from tests.http1.heads import HOST, head_text
-from tests.http1.splits import LAW
+from tests.http1.heads import ALMOST_HEADS, HOST, head_text, heads
+from tests.http1.splits import LAW, PLACES, all_splits, bytewise, cut
 
 FIRSTS = (b"POST /x HTTP/1.1", b"HTTP/1.1 200 OK")
 BOTH = pytest.mark.parametrize("first", FIRSTS)
@@ -202,27 +211,6 @@ def test_number_of_headers_is_limited(first: bytes) -> None:
         _message(*lines, b"X: a", first=first)
 
 
-_TOKENS = st.text("!#$%&'*+-.^_`|~09azAZ", min_size=1, max_size=8).map(lambda name: "x-" + name)
-_SEEN = st.characters(min_codepoint=0x21, max_codepoint=0xFF, exclude_characters="\x7f")
-_WITHIN = st.one_of(_SEEN, st.sampled_from(" \t"))
-_VALUES = st.one_of(
-    st.just(""),
-    st.builds(str.__add__, _SEEN, st.text(_WITHIN, max_size=12)).map(
-        lambda text: text.rstrip(" \t")
-    ),
-)
-
-
-@LAW
-@given(st.lists(st.tuples(_TOKENS, _VALUES), max_size=8))
-def test_encoded_messages_round_trip(pairs: list[tuple[str, str]]) -> None:
-    named = [("Host", "a"), *pairs]
-    request = encode_head("POST /x HTTP/1.1", named)
-    assert list(HeadParser().parse_request(request).headers.items()) == named
-    response = encode_head("HTTP/1.1 200 OK", pairs)
-    assert list(HeadParser().parse_response(response, "POST").headers.items()) == pairs
-
-
 # ---------------------------------------------------------------------------------- classes
 
 
@@ -243,30 +231,6 @@ def test_headers_are_classified_by_their_names() -> None:
     names = [field.name for field in head.fields]
     assert names == ["Host", "X-Both", "X", "X-KEY", "x-note", "Y", "X-Key"]
     assert list(head.headers.items()) == [(field.name, field.value) for field in head.fields]
-
-
-def _parser() -> HeadParser:
-    return HeadParser(keyed=["host", "accept"], noted=["x-request-id", "content-length"])
-
-
-@pytest.mark.parametrize(
-    ("other", "same"),
-    [
-        ([b"Host: a", b"Accept: b", b"X-Request-Id: 2", b"Y: z"], True),
-        ([b"X-Request-Id: 1", b"Host: a", b"Accept: b"], True),
-        ([b"Host: a"], False),
-        ([b"Accept: b", b"Host: a"], False),
-        ([b"Host: a", b"Accept: b", b"Accept: b"], False),
-        ([b"Host: a", b"Accept: c"], False),
-        ([b"Host: b", b"Accept: b"], False),
-    ],
-)
-def test_key_is_that_of_the_keyed_fields(other: list[bytes], same: bool) -> None:
-    parser = _parser()
-    one = parser.parse_request(head_text(b"Host: a", b"Accept: b", b"X: y"))
-    assert (parser.parse_request(head_text(*other)).key == one.key) is same
-    first = b"GET /x HTTP/1.1"
-    assert parser.parse_request(head_text(*other, first=first)).key != one.key
 
 
 def test_host_of_the_target_is_in_the_key() -> None:
@@ -479,3 +443,145 @@ def test_message_says_what_is_wrong_with_a_request(text: bytes, message: str) ->
 def test_message_says_what_is_wrong_with_a_response(first: bytes, message: str) -> None:
     with pytest.raises(MalformedError, match=f"^{re.escape(message)}$"):
         _response(first=first)
+
+
+# ---------------------------------------------------------------------------------- HeadReader
+
+TOO_LARGE = "a head of more than 65536 bytes"
+
+
+def _read(is_request: bool, pieces: list[bytes]) -> tuple[bytes, bytes] | str | None:
+    """Return a valid head and the rest; what is wrong with it; or None if the head is partial.
+
+    How much of a line has come decides what is said of it, but not of a head that is too large.
+    """
+    reader = HeadReader(is_request)
+    try:
+        for number, piece in enumerate(pieces):
+            if (found := reader.feed(piece)) is not None:
+                text, rest = found
+                if is_request:
+                    HeadParser().parse_request(text)
+                else:
+                    HeadParser().parse_response(text, "POST")
+                return text, bytes(rest) + b"".join(pieces[number + 1 :])
+    except MalformedError as error:
+        return str(error) if str(error) == TOO_LARGE else "malformed"
+    return None
+
+
+READERS = pytest.mark.parametrize("is_request", [True, False])
+
+
+@READERS
+@LAW
+@given(text=st.one_of(heads(), ALMOST_HEADS), places=PLACES)
+@example(text=b"GET / HTTP/1.1\r\n\r\n\r\n\r\n", places=[16, 17, 18, 19, 20])
+@example(text=b"GET /\n\r\n\r\n", places=[6, 8])
+@example(text=b"\r\n\r\nHTTP/1.1 200 OK\r\n\r\nX", places=[1, 2, 3, 4])
+def test_heads_do_not_depend_on_how_bytes_arrive(
+    is_request: bool, text: bytes, places: list[int]
+) -> None:
+    whole = _read(is_request, [text])
+    assert _read(is_request, cut(text, places)) == whole
+    assert _read(is_request, bytewise(text)) == whole
+
+
+@pytest.mark.parametrize(
+    ("is_request", "first"), [(True, b"GET /x HTTP/1.1"), (False, b"HTTP/1.1 200 OK")]
+)
+@pytest.mark.parametrize("before", [b"", b"\r\n", b"\n\n", b"\r\n\r\n\r\n"])
+@pytest.mark.parametrize("rest", [b"", b"\r\n", b"rest", b"\r\n\r\n", b"GET / HTTP/1.1\r\n\r\n"])
+def test_reader_separates_head_and_rest(
+    is_request: bool, first: bytes, before: bytes, rest: bytes
+) -> None:
+    text = head_text(HOST, b"X: a", b"Y:", first=first)
+    for pieces in all_splits(before + text + rest):
+        assert _read(is_request, pieces) == (text, rest)
+
+
+def test_reader_reads_several_heads() -> None:
+    reader = HeadReader(is_request=True)
+    one, other = head_text(b"X: 1"), head_text(b"X: 2")
+    found = reader.feed(one + other + one[:9])
+    assert found == (one, other + one[:9])
+    assert reader.feed(found[1]) == (other, one[:9])
+    assert reader.feed(one[:9]) is None
+    assert reader.feed(one[9:]) == (one, b"")
+
+
+@pytest.mark.parametrize(
+    ("is_request", "start", "garbage"),
+    [
+        (True, b"", b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"),
+        (True, b"", b"{"),
+        (True, b"", b"get / HTTP/1.1"),
+        (True, b"S", b"SH-2.0-OpenSSH_9.6\r\n"),
+        (True, b"", b"HTTP/1.1 200 OK"),
+        (True, b"GET / HTTP/1.1", b"\n"),
+        (True, b"GET / HTTP/1.1\r\n", b" \r\n"),
+        (True, b"GET / HTTP/1.1\r\nX: a", b"\x00\r\n"),
+        (True, b"GET / HTTP/1.1\r\nX: a\r\nContent-Length: ", b"x\r\n"),
+        (False, b"", b"\x15\x03\x01\x00\x02\x02\x46"),
+        (False, b"", b"<html>"),
+        (False, b"HTTP/1.1 ", b"x"),
+        (False, b"HTTP/1.1 200 OK", b"\n"),
+        (False, b"HTTP/1.1 200 OK\r\nX: a", b"\x7f\r\n"),
+    ],
+)
+def test_garbage_is_rejected_before_the_head_is_complete(
+    is_request: bool, start: bytes, garbage: bytes
+) -> None:
+    for place in range(len(start) + 1):
+        reader = HeadReader(is_request)
+        assert reader.feed(start[:place]) is None
+        assert reader.feed(start[place:]) is None
+        with pytest.raises(MalformedError):
+            reader.feed(garbage)
+
+
+def _of_size(size: int) -> bytes:
+    text = head_text(HOST, b"X: ")
+    return head_text(HOST, b"X: " + b"a" * (size - len(text)))
+
+
+@pytest.mark.parametrize("size", [MAX_HEAD - 1, MAX_HEAD])
+@pytest.mark.parametrize("rest", [b"", b"rest", b"\r\n\r\n"])
+def test_head_of_the_maximum_size_is_accepted(size: int, rest: bytes) -> None:
+    text = _of_size(size)
+    for place in (0, 1, 40_000, *range(size - 6, size)):
+        assert _read(True, cut(text + rest, [place])) == (text, rest)
+
+
+@pytest.mark.parametrize(
+    "text", [_of_size(MAX_HEAD + 1), _of_size(MAX_HEAD + 3), _of_size(3 * MAX_HEAD)]
+)
+def test_head_over_the_maximum_size_is_rejected(text: bytes) -> None:
+    for place in (0, 1, 40_000, *range(MAX_HEAD - 6, MAX_HEAD + 1)):
+        assert _read(True, cut(text, [place])) == TOO_LARGE
+
+
+def test_empty_lines_before_a_head_are_not_buffered() -> None:
+    reader = HeadReader(is_request=True)
+    for empty in (b"", b"\r", b"\n", *[b"\r\n" * 1000] * 100):
+        assert reader.feed(empty) is None
+        assert not reader.received
+    assert reader.feed(b"G") is None
+    assert reader.received == b"G"
+
+
+def _only_malformed(call: Callable[..., object], *args: object) -> None:
+    with suppress(MalformedError):
+        call(*args)
+
+
+@LAW
+@given(st.one_of(st.binary(max_size=60), ALMOST_HEADS, heads()), PLACES)
+def test_parsing_raises_only_malformed_error(text: bytes, places: list[int]) -> None:
+    _only_malformed(HeadParser().parse_request, text)
+    for method in ("GET", "HEAD"):
+        _only_malformed(HeadParser().parse_response, text, method)
+    for is_request in (True, False):
+        reader = HeadReader(is_request)
+        for piece in cut(text, places):
+            _only_malformed(reader.feed, piece)

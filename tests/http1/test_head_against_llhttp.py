@@ -154,15 +154,6 @@ def test_any_byte_at_any_place_is_taken_as_llhttp_takes_it(head: bytes) -> None:
                 _check(_first_head(head[:place] + bytes([code]) + head[end:]))
 
 
-@pytest.mark.parametrize("head", HEADS)
-def test_any_line_at_any_place_is_taken_as_llhttp_takes_it(head: bytes) -> None:
-    first, *lines = head.split(b"\r\n")[:-2]
-    for place in range(len(lines) + 1):
-        for line in LINES:
-            for end in (place, place + 1):
-                _check(_first_head(head_text(*lines[:place], line, *lines[end:], first=first)))
-
-
 def _check(head: bytes) -> None:
     parser, seen, accepted = _llhttp(head)
     ours = _gateway(head)

@@ -26,10 +26,11 @@ from gateway.http2.hpack import (
     Encoder,
     Header,
     field_size,
+    huffman_decode,
+    huffman_encode,
 )
-from gateway.http2.huffman import huffman_decode, huffman_encode
 from tests.http1.splits import LAW
-from tests.support.rfc7541 import EXAMPLES, SINGLE, SIZE_256, Fields
+from tests.support.rfc7541 import EXAMPLES, SIZE_256, Fields
 
 
 def _dynamic_table(decoder: Decoder) -> Fields:
@@ -39,14 +40,6 @@ def _dynamic_table(decoder: Decoder) -> Fields:
         while True:
             found += decoder.decode(bytes([0x80 | 62 + len(found)])).fields
     return tuple(found)
-
-
-@pytest.mark.parametrize(("block", "fields", "table"), SINGLE)
-def test_decodes_the_single_fields_of_the_rfc(block: str, fields: Fields, table: Fields) -> None:
-    decoder = Decoder()
-    headers = decoder.decode(bytes.fromhex(block))
-    assert headers.fields == fields
-    assert _dynamic_table(decoder) == table
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
@@ -69,16 +62,6 @@ def test_encodes_the_requests_of_the_rfc() -> None:
         assert encoder.encode(fields).hex() == block
 
 
-@pytest.mark.parametrize(("value", "encoded"), [(10, "2a"), (1337, "3f9a0a"), (31, "3f00")])
-def test_encodes_integers_as_in_the_rfc(value: int, encoded: str) -> None:
-    # C.1: 10 and 1337 in five bits.
-    encoder = Encoder()
-    encoder.limit_table(value)
-    assert encoder.encode(()).hex() == encoded
-    decoder = Decoder()
-    decoder.decode(bytes.fromhex(encoded))
-
-
 _NAMES = st.one_of(
     st.sampled_from(
         [b":path", b":status", b"te", b"date", b"cookie", b"authorization", b"x", b"grpc-timeout"]
@@ -86,7 +69,7 @@ _NAMES = st.one_of(
     st.text("abcxyz-", min_size=1, max_size=10).map(str.encode),
 )
 _VALUES = st.one_of(
-    st.sampled_from([b"", b"/", b"200", b"POST", b"trailers", b"a" * 300]),
+    st.sampled_from([b"", b"/", b"200", b"POST", b"trailers", b"a" * 300, b"\0" * 255]),
     st.binary(max_size=20),
     st.text("abcdef0123456789-", max_size=60).map(str.encode),
 )

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from multidict import CIMultiDict
 
-from gateway.listener.dispatcher import RequestHandler
+from gateway.listener.client_call import RequestHandler
 from gateway.listener.server import HttpListener
 from gateway.listener.sockets import open_tcp_sockets
 from gateway.listener.tls import ReloadingTlsContext, TlsFiles
@@ -17,7 +17,8 @@ from gateway.proxy.interfaces import ClientRequest, ClientResponse
 from tests.support.addresses import HOST
 from tests.support.certificates import certificate_files, server_certificate
 from tests.support.checks.nothing_left import find_left_in_listener
-from tests.support.gateway import no_leaks, until
+from tests.support.gateway import no_errors_logged, no_leaks, until
+from tests.support.http2_client import connect_http2
 
 
 class RunningListener:
@@ -83,3 +84,19 @@ async def echo(client: ClientRequest, response: ClientResponse) -> None:
     body = await read_body(client)
     told = f"{client.method} {client.target} {client.content_length} {client.headers.get('X')} "
     await respond(response, told.encode() + body)
+
+
+@asynccontextmanager
+async def nothing_left(
+    running: RunningListener, caplog: pytest.LogCaptureFixture
+) -> AsyncIterator[None]:
+    """Check that peers leave nothing behind, and that an innocent client is served."""
+    with no_errors_logged(caplog):
+        yield
+        await until_nothing_left(running)
+        async with connect_http2(running.url) as client:
+            assert (await client.call("GET", "/innocent")).status == 200
+
+
+async def until_nothing_left(running: RunningListener) -> None:
+    await until(lambda: not any(find_left_in_listener(running.listener).values()))

@@ -1,6 +1,7 @@
-"""Batches of waiting connections, and what happens when accepting fails."""
+"""Listening sockets, batches of waiting connections, and what happens when accepting fails."""
 
 import asyncio
+import os
 import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager
@@ -10,9 +11,10 @@ import pytest
 
 from gateway.listener import accept
 from gateway.listener.accept import AcceptingSockets
-from gateway.listener.sockets import open_tcp_sockets
+from gateway.listener.sockets import open_tcp_sockets, open_unix_socket
 from tests.support.addresses import HOST
 from tests.support.checks.descriptors import no_descriptors
+from tests.support.doubles.iterations import iterations
 from tests.support.gateway import no_leaks, until
 
 PATIENCE = 5
@@ -89,7 +91,7 @@ async def test_lack_of_descriptors_pauses_accepting(
             accepting = AcceptingSockets(batches.add)
             accepting.listen(sock)
             await until(lambda: caplog.messages)
-            await asyncio.sleep(0.05)
+            await iterations(50)
             # A loop that tries again at once would have logged thousands of errors.
             assert caplog.messages == [ERROR]
         async with asyncio.timeout(PATIENCE):
@@ -122,29 +124,19 @@ async def test_accepting_goes_on_soon_where_others_make_room(
 async def test_socket_can_be_closed_while_accepting_pauses(
     sock: socket.socket, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(accept, "ERROR_DELAY", 0.02)
+    monkeypatch.setattr(accept, "ERROR_DELAY", 1000.0)
     batches = _Batches()
     with _waiting(sock, 1):
         with no_descriptors():
             accepting = AcceptingSockets(batches.add)
             accepting.listen(sock)
             await until(lambda: caplog.messages)
+        pause = accepting._sockets[sock]
         accepting.close_sockets([sock])
-        await asyncio.sleep(0.05)
+        assert pause is not None
+        assert pause.cancelled()
     assert batches.accepted == 0
     assert caplog.messages == [ERROR]
-
-
-class _Adopted:
-    """Counts the connections that several sockets hand over, and closes them."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        self.sockets = AcceptingSockets(self._adopt)
-
-    def _adopt(self, connection: socket.socket) -> None:
-        connection.close()
-        self.count += 1
 
 
 def _is_refused(address: tuple[str, int]) -> bool:
@@ -156,52 +148,123 @@ def _is_refused(address: tuple[str, int]) -> bool:
 
 
 async def test_one_socket_stops_and_the_others_go_on() -> None:
-    adopted = _Adopted()
+    batches = _Batches()
+    sockets = AcceptingSockets(batches.add)
     (leaving,), (staying,) = open_tcp_sockets(HOST, 0), open_tcp_sockets(HOST, 0)
     gone, here = leaving.getsockname(), staying.getsockname()
     async with no_leaks():
         for count, (sock, address) in enumerate(((leaving, gone), (staying, here)), 1):
-            adopted.sockets.listen(sock)
+            sockets.listen(sock)
             socket.create_connection(address).close()
-            await until(lambda count=count: adopted.count == count)  # type: ignore[misc]
-        await adopted.sockets.stop_listening([leaving])
+            await until(lambda count=count: batches.accepted == count)  # type: ignore[misc]
+        await sockets.stop_listening([leaving])
         assert _is_refused(gone)
         socket.create_connection(here).close()
-        await until(lambda: adopted.count == 3)
-        adopted.sockets.close_sockets([staying, leaving])
+        await until(lambda: batches.accepted == 3)
+        sockets.close_sockets([staying, leaving])
         assert _is_refused(here)
 
 
 async def test_connections_in_the_queue_of_a_socket_that_stops_are_served() -> None:
-    adopted = _Adopted()
+    batches = _Batches()
+    sockets = AcceptingSockets(batches.add)
     (sock,) = open_tcp_sockets(HOST, 0)
     with _waiting(sock, 20):
-        adopted.sockets.listen(sock)
-        await adopted.sockets.stop_all(0.0)
-    assert adopted.count == 20
+        sockets.listen(sock)
+        await sockets.stop_all(0.0)
+    assert batches.accepted == 20
     assert sock.fileno() == -1
 
 
 async def test_socket_that_is_closed_at_once_leaves_its_queue_to_a_duplicate() -> None:
-    adopted = _Adopted()
+    batches = _Batches()
+    sockets = AcceptingSockets(batches.add)
     (sock,) = open_tcp_sockets(HOST, 0)
     with sock.dup() as other, _waiting(sock, 3):
-        adopted.sockets.listen(sock)
-        adopted.sockets.close_sockets([sock])
+        sockets.listen(sock)
+        sockets.close_sockets([sock])
         await asyncio.sleep(0)
         for _ in range(3):
             other.accept()[0].close()
-    assert adopted.count == 0
+    assert batches.accepted == 0
 
 
 async def test_unix_socket_stops_too(tmp_path: Path) -> None:
-    adopted = _Adopted()
+    batches = _Batches()
+    sockets = AcceptingSockets(batches.add)
     path = str(tmp_path / "s")
     sock = socket.socket(socket.AF_UNIX)
     sock.bind(path)
     sock.listen()
-    adopted.sockets.listen(sock)
+    sockets.listen(sock)
     with socket.socket(socket.AF_UNIX) as client:
         client.connect(path)
-        await adopted.sockets.stop_all(0.5)
-    assert adopted.count == 1
+        await sockets.stop_all(0.5)
+    assert batches.accepted == 1
+
+
+# ---------------------------------------------------------------------------------- sockets
+
+
+def test_all_addresses_of_a_host_get_the_same_port(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (f"127.0.0.{n}", 0)) for n in (1, 2, 1)]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
+    sockets = open_tcp_sockets("somewhere", 0)
+    names = [sock.getsockname() for sock in sockets]
+    for sock in sockets:
+        sock.close()
+    assert [name[0] for name in names] == ["127.0.0.1", "127.0.0.2"]
+    assert len({name[1] for name in names}) == 1
+
+
+def test_tcp_socket_listens_on_ipv6() -> None:
+    try:
+        (sock,) = open_tcp_sockets("::1", 0)
+    except OSError:
+        pytest.skip("no IPv6 here")
+    with sock:
+        assert sock.getsockname()[0] == "::1"
+        assert sock.getsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY)
+
+
+def test_port_in_use_raises() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        with pytest.raises(OSError, match="in use"):
+            open_tcp_sockets("127.0.0.1", taken.getsockname()[1])
+
+
+def test_sockets_are_closed_if_one_cannot_be_opened(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[socket.socket] = []
+
+    class _Socket(socket.socket):
+        def __init__(self, *args: int) -> None:
+            super().__init__(*args)
+            made.append(self)
+
+    found = [
+        (socket.AF_INET, socket.SOCK_STREAM, 6, "", (host, 0)) for host in ("127.0.0.1", "8.8.8.8")
+    ]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
+    monkeypatch.setattr(socket, "socket", _Socket)
+    with pytest.raises(OSError, match="assign"):
+        open_tcp_sockets("somewhere", 0)
+    assert [sock.fileno() for sock in made] == [-1, -1]
+
+
+def test_only_a_stale_unix_socket_is_replaced(tmp_path: Path) -> None:
+    path = str(tmp_path / "s")
+    open_unix_socket(path).close()
+    assert os.path.exists(path)
+    with open_unix_socket(path) as sock:
+        sock.listen()
+        with pytest.raises(OSError, match=f"{path} is in use by another process"):
+            open_unix_socket(path)
+        with socket.socket(socket.AF_UNIX) as client:
+            client.connect(path)
+    (tmp_path / "file").write_text("precious")
+    for other in (tmp_path / "file", tmp_path):
+        with pytest.raises(OSError, match="exists and is not a socket"):
+            open_unix_socket(str(other))
+        assert other.exists()

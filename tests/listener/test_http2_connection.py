@@ -1,8 +1,6 @@
 """HTTP/2 on the port of HTTP/1.1: streams, their ends, and the end of connections."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 
 import pytest
 from multidict import CIMultiDict
@@ -26,15 +24,10 @@ from tests.listener.running_listener import (
     running_listener,
 )
 from tests.listener.running_listener import scheme as scheme
+from tests.support.doubles.iterations import iterations
 from tests.support.gateway import until
 from tests.support.http2_client import Http2Client, connect_http2, open_http2
 from tests.support.raw_client import connect
-
-
-@asynccontextmanager
-async def client_of(running: RunningListener, **settings: int) -> AsyncIterator[Http2Client]:
-    async with connect_http2(running.url, "", **settings) as client:
-        yield client
 
 
 def connection_of(running: RunningListener) -> Http2ClientConnection:
@@ -73,7 +66,7 @@ async def test_preface_may_come_in_pieces() -> None:
         data = client.h2.data_to_send()
         for start in range(50):
             client.write(data[start : start + 1])
-            await asyncio.sleep(0.002)
+            await iterations(5)  # in which it is read
         client.write(data[50:])
         client.writes = True
         assert (await client.call("GET", "/")).status == 200
@@ -92,7 +85,7 @@ async def test_preface_is_accepted_only_as_a_whole_and_at_the_start() -> None:
 
 
 async def test_body_without_a_length() -> None:
-    async with running_listener(echo) as running, client_of(running) as client:
+    async with running_listener(echo) as running, connect_http2(running.url) as client:
         # White space around a value is no part of it.
         stream = client.send_headers("POST", "/", [("x", "\t1 \t")], flush=False)
         await client.send_data(stream, b"complete")
@@ -111,7 +104,7 @@ async def test_trailers_and_headers_of_connections() -> None:
             await response.write(b"some")
         await response.finish(() if client.target == "/none" else (("Grpc-Status", "0"),))
 
-    async with running_listener(handle) as running, client_of(running) as client:
+    async with running_listener(handle) as running, connect_http2(running.url) as client:
         for target, body in (("/body", b"some"), ("/empty", b""), ("/none", b"")):
             reply = await client.call("GET", target)
             assert reply.body == body
@@ -128,7 +121,7 @@ async def test_headers_are_sent_before_the_body_is_known() -> None:
         await response.finish()
 
     go_on = asyncio.Event()
-    async with running_listener(handle) as running, client_of(running) as client:
+    async with running_listener(handle) as running, connect_http2(running.url) as client:
         stream = await client.start("GET", "/")
         await client.until(lambda: client.replies[stream].status == 200)
         go_on.set()
@@ -141,7 +134,7 @@ async def test_head_and_204_have_no_body(method: str) -> None:
         status = 200 if client.method == "HEAD" else 204
         await response.send(status, "", CIMultiDict(), b"body")
 
-    async with running_listener(handle) as running, client_of(running) as client:
+    async with running_listener(handle) as running, connect_http2(running.url) as client:
         reply = await client.call(method, "/")
         assert reply.status == (200 if method == "HEAD" else 204)
         assert reply.body == b""
@@ -154,7 +147,7 @@ async def test_expect_100_continue() -> None:
             raise bad_request("no")
         await echo(client, response)
 
-    async with running_listener(handle) as running, client_of(running) as client:
+    async with running_listener(handle) as running, connect_http2(running.url) as client:
         expect = [("expect", "100-continue"), ("content-length", "2")]
         stream = client.send_headers("POST", "/", expect)
         await client.until(lambda: client.replies[stream].interim == ["100"])
@@ -169,7 +162,7 @@ async def test_reset_cancels_the_call_and_a_lost_connection_all() -> None:
     records: list[CallRecord] = []
     async with (
         running_listener(wait_forever, records.append) as running,
-        client_of(running) as client,
+        connect_http2(running.url) as client,
     ):
         streams = [await client.start("GET", f"/{number}") for number in range(3)]
         await until(lambda: running.listener.requests == 3)
@@ -193,7 +186,10 @@ async def test_request_that_is_reset_at_once_never_starts() -> None:
         started.append(client.target)
         await respond(response, b"")
 
-    async with running_listener(handle, records.append) as running, client_of(running) as client:
+    async with (
+        running_listener(handle, records.append) as running,
+        connect_http2(running.url) as client,
+    ):
         await client.call("GET", "/first")
         stream = client.send_headers("GET", "/reset", end_stream=True, flush=False)
         client.reset_stream(stream)
@@ -220,7 +216,7 @@ async def test_failing_handler_ends_its_stream_alone(
         else:
             raise ZeroDivisionError
 
-    async with running_listener(handle) as running, client_of(running) as client:
+    async with running_listener(handle) as running, connect_http2(running.url) as client:
         reply = await client.call("GET", "/")
         is_reset = sent in ("a start", "an end")
         assert (reply.reset == ErrorCode.INTERNAL_ERROR) if is_reset else (reply.status == 500)
@@ -235,7 +231,10 @@ async def test_body_that_does_not_have_its_length_ends_the_call() -> None:
         await read_body(client)
         await respond(response, b"")
 
-    async with running_listener(handle, records.append) as running, client_of(running) as client:
+    async with (
+        running_listener(handle, records.append) as running,
+        connect_http2(running.url) as client,
+    ):
         # The h2 package checks it, too.
         stream = client.send_headers("POST", "/", [("content-length", "3")])
         await until(lambda: running.listener.requests)
@@ -248,7 +247,10 @@ async def test_body_that_does_not_have_its_length_ends_the_call() -> None:
 
 async def test_malformed_requests_get_400_and_too_large_ones_431() -> None:
     records: list[CallRecord] = []
-    async with running_listener(echo, records.append) as running, client_of(running) as client:
+    async with (
+        running_listener(echo, records.append) as running,
+        connect_http2(running.url) as client,
+    ):
         many = [("x", "y")] * 200
         reply = await client.call("GET", "/", None, many)
         assert reply.status == 400
@@ -267,7 +269,7 @@ async def test_errors_of_streams_and_connections_are_logged_and_recorded(
 ) -> None:
     records: list[CallRecord] = []
     async with running_listener(wait_forever, records.append) as running:
-        async with client_of(running) as client:
+        async with connect_http2(running.url) as client:
             malformed = client.send_headers("GET", "/", [("x-a", "a\0b")], end_stream=True)
             assert (await client.response(malformed)).reset == ErrorCode.PROTOCOL_ERROR
             await client.start("GET", "/")
@@ -303,7 +305,7 @@ async def test_response_waits_for_a_client_that_does_not_read() -> None:
             sent.append(10_000)
         await response.finish()
 
-    async with running_listener(handle) as running, client_of(running) as client:
+    async with running_listener(handle) as running, connect_http2(running.url) as client:
         client.reads = False
         stream = await client.start("GET", "/")
         await client.until(lambda: len(client.replies[stream].body) == 65_535)
@@ -326,7 +328,7 @@ async def test_responses_that_clients_do_not_read_count_as_buffered() -> None:
 
     async with (
         running_listener(handle) as running,
-        client_of(running, initial_window_size=0) as client,
+        connect_http2(running.url, initial_window_size=0) as client,
     ):
         buffers = running.listener.buffers
         streams = [await client.start("GET", "/") for _ in range(3)]
@@ -342,12 +344,12 @@ async def test_responses_that_clients_do_not_read_count_as_buffered() -> None:
 
 
 async def test_unread_body_is_limited_by_its_window() -> None:
-    async with running_listener(wait_forever) as running, client_of(running) as client:
+    async with running_listener(wait_forever) as running, connect_http2(running.url) as client:
         await until_ready(running)
         stream = client.send_headers("POST", "/")
         sending = asyncio.create_task(client.send_data(stream, bytes(1_000_000)))
         await until(lambda: running.listener.buffers.buffered >= STREAM_WINDOW)
-        await asyncio.sleep(0.02)
+        await iterations(20)
         assert running.listener.buffers.buffered < STREAM_WINDOW + 4096  # tiny pieces count more
         client.reset_stream(stream)
         sending.cancel()
@@ -367,7 +369,7 @@ async def test_drain_announces_itself_and_finishes_calls() -> None:
         await go_on.wait()
         await echo(client, response)
 
-    async with running_listener(handle) as running, client_of(running) as client:
+    async with running_listener(handle) as running, connect_http2(running.url) as client:
         first = await client.start("GET", "/first")
         await until(lambda: running.listener.requests == 1)
         drain = asyncio.create_task(running.listener.drain(5, 0.1))
@@ -397,7 +399,10 @@ async def test_drain_ends_calls_that_take_too_long_and_those_of_grpc_with_unavai
             await response.write(b"\0\0\0\0\1a")
         await asyncio.Event().wait()
 
-    async with running_listener(handle, records.append) as running, client_of(running) as client:
+    async with (
+        running_listener(handle, records.append) as running,
+        connect_http2(running.url) as client,
+    ):
         headers = [("content-type", "application/grpc"), ("te", "trailers")]
         streams = [client.send_headers("POST", "/a.b/c", headers, end_stream=True)]
         streams.append(client.send_headers("POST", "/a.b/c", headers))  # it may send more
@@ -433,10 +438,10 @@ async def test_settings_and_header_blocks_must_arrive_in_time(is_known: bool) ->
                 client.flush()
                 await until_ready(running)
                 client.write(encode_frame_header(6, 0, 0, 8) + b"1234")
-                await asyncio.sleep(0.01)
-                client.write(b"5678")  # it has arrived, and is not waited for any more
-                await asyncio.sleep(0.12)
-                assert not client.goaways
+                connection = connection_of(running)
+                await until(lambda: connection._partial_since)
+                client.write(b"5678")
+                await until(lambda: not connection._partial_since)  # it is waited for no more
                 client.write(encode_frame_header(HEADERS, 0, 1, 1) + b"\x82")
             else:
                 client.write(PREFACE + encode_frame_header(4, 0, 0, 0))
@@ -454,7 +459,7 @@ async def test_rapid_reset_ends_the_connection() -> None:
     records: list[CallRecord] = []
     async with (
         running_listener(wait_forever, records.append) as running,
-        client_of(running) as client,
+        connect_http2(running.url) as client,
     ):
         await until_ready(running)
         # The time since the connection began allows up to as many again, once.
@@ -481,7 +486,7 @@ async def test_innocent_client_is_served_before_a_flood_is_through() -> None:
         await echo(client, response)
 
     async with running_listener(handle) as running:
-        async with client_of(running) as hostile, client_of(running) as innocent:
+        async with connect_http2(running.url) as hostile, connect_http2(running.url) as innocent:
             assert (await innocent.call("GET", "/")).status == 200
             stream = hostile.send_headers("POST", "/flood")
             await began.wait()
@@ -510,7 +515,7 @@ async def test_peer_that_never_reads_is_closed_and_memory_stays_bounded() -> Non
 
     async with running_listener(handle) as running:
         running.listener.idle_timeouts = IdleTimeouts(idle_timeout=0.2)
-        async with client_of(running, initial_window_size=2**31 - 1) as client:
+        async with connect_http2(running.url, initial_window_size=2**31 - 1) as client:
             client.open_window(2**31 - 1 - 65_535)
             await until_ready(running)
             client.stop_reading()
@@ -522,6 +527,6 @@ async def test_peer_that_never_reads_is_closed_and_memory_stays_bounded() -> Non
             async with asyncio.timeout(5):
                 while running.listener._connections:
                     most = max(most, connection.transport.get_write_buffer_size())
-                    await asyncio.sleep(0.005)
+                    await iterations(1)
         assert most < 1_000_000
         assert not running.listener.requests

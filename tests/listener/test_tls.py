@@ -52,18 +52,6 @@ def _written(certificate: str) -> bytes:
     return ssl.PEM_cert_to_DER_cert(Path(certificate).read_text())
 
 
-def test_tls_version_and_options(tmp_path: Path) -> None:
-    files = _new(tmp_path)
-    context = ReloadingTlsContext(files).context
-    assert context.minimum_version is ssl.TLSVersion.TLSv1_2
-    assert context.options & ssl.OP_NO_COMPRESSION
-    assert context.options & ssl.OP_NO_RENEGOTIATION
-    assert context.verify_mode is ssl.CERT_NONE
-    for required, mode in ((True, ssl.CERT_REQUIRED), (False, ssl.CERT_OPTIONAL)):
-        mutual = TlsFiles(files.certificate, files.key, ca_file(tmp_path), required)
-        assert ReloadingTlsContext(mutual).context.verify_mode is mode
-
-
 @pytest.mark.parametrize(
     ("setting", "text", "error"),
     [
@@ -150,22 +138,6 @@ def test_replaced_files_are_reloaded(tmp_path: Path) -> None:
     assert trusted == ssl.PEM_cert_to_DER_cert(other.cert_pem.bytes().decode())
     tls_context.reload_if_changed()
     assert tls_context.context is renewed
-
-
-def test_swapped_symbolic_link_is_reloaded(tmp_path: Path) -> None:
-    """Kubernetes updates a secret so: the files are links into a folder that is a link itself."""
-    new = _new(tmp_path / "2"), _new(tmp_path / "1")
-    data = tmp_path / "data"
-    data.symlink_to("1")
-    tls_context = ReloadingTlsContext(
-        TlsFiles(str(data / "certificate.pem"), str(data / "key.pem"))
-    )
-    assert _shown(tls_context.context) == _written(new[1].certificate)
-    (tmp_path / "next").symlink_to("2")
-    os.rename(tmp_path / "next", data)
-    tls_context.reload_if_changed()
-    tls_context.reload_if_changed()
-    assert _shown(tls_context.context) == _written(new[0].certificate)
 
 
 def test_unusable_new_files_are_logged_once_and_not_used(

@@ -13,8 +13,8 @@ from typing import Any
 STORES = {dis.opmap[name] for name in ("STORE_SUBSCR", "STORE_SLICE") if name in dis.opmap}
 
 
-def fork(run: Callable[[], None]) -> int:
-    """Run something in a process that is forked now, and return its id."""
+def run_in_a_child(run: Callable[[], None]) -> int:
+    """Run something in a process of its own, and return how that ended, as ``waitpid`` says."""
     pid = os.fork()
     if pid == 0:
         try:
@@ -22,12 +22,7 @@ def fork(run: Callable[[], None]) -> int:
             os._exit(0)
         finally:
             os._exit(1)
-    return pid
-
-
-def run_in_a_child(run: Callable[[], None]) -> int:
-    """Run something in a process of its own, and return how that ended, as ``waitpid`` says."""
-    return os.waitpid(fork(run), 0)[1]
+    return os.waitpid(pid, 0)[1]
 
 
 def die_before_store(number: int) -> None:

@@ -1,28 +1,23 @@
 """Calls are counted by labels that clients cannot drive; parts of the gateway count at once."""
 
 import asyncio
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
+from prometheus_client.openmetrics import parser as openmetrics
 
 from gateway.errors import ErrorKind, GatewayError
-from gateway.observe.call_metrics import (
-    CALL_FAMILIES,
-    CALL_LATENCY,
-    DURATION,
-    ENDPOINT_LATENCY,
-    CallMetrics,
-)
+from gateway.http1.head import HeaderField
+from gateway.observe import metrics as metrics_module
+from gateway.observe.call_metrics import CallMetrics
 from gateway.observe.call_record import CallLabels, CallRecord
-from gateway.observe.gateway_metrics import (
-    GATEWAY_FAMILIES,
-    GatewayMetrics,
-    LimitMetrics,
-    OffloadMetrics,
-)
+from gateway.observe.families import CALL_LATENCY, DURATION, ENDPOINT_LATENCY, FAMILIES
+from gateway.observe.gateway_metrics import GatewayMetrics, LimitMetrics, OffloadMetrics
 from gateway.observe.metric_store import MetricStore
-from gateway.observe.metrics import StoreCollector
+from gateway.observe.metrics import StoreCollector, render_metrics
 from gateway.proxy.admission.concurrency_limit import ConcurrencyLimit
 from gateway.proxy.admission.deadline import Deadline
 from gateway.proxy.admission.memory_budget import MemoryBudget
@@ -54,7 +49,7 @@ class _Metrics:
     """Counts calls, and looks up what was counted."""
 
     def __init__(self, **options: Any) -> None:
-        self.store = store = MetricStore(CALL_FAMILIES + GATEWAY_FAMILIES)
+        self.store = store = MetricStore(FAMILIES)
         self.gateway = GatewayMetrics(store.writer(0))
         self.metrics = CallMetrics(store, store.writer(0), **options)
         self.registry = CollectorRegistry()
@@ -173,17 +168,27 @@ def test_calls_of_so_many_models_are_remembered(others: int, is_labelled: bool) 
 
 
 def test_workers_agree_on_the_models_with_numbers() -> None:
-    store = MetricStore(CALL_FAMILIES, 2)
+    store = MetricStore(FAMILIES, 2)
     workers = [CallMetrics(store, store.writer(segment), max_models=6) for segment in range(2)]
     for number in range(10):
         for turn, worker in enumerate(workers):
             model = f"model {(5 * turn + number) % 10}"
             worker.observe(_record(model, started=10.0 * number + turn))
-    assert store.label_values(DURATION, "model") == {"model 0", "model 1", "model 5", "other"}
+    assert store.label_values(DURATION, "model") == {
+        "model 0",
+        "model 1",
+        "model 5",
+        "other",
+    }
     successor = CallMetrics(store, store.writer(0), max_models=6)
     for number in range(10):
         successor.observe(_record(f"model {number}", started=1000.0))
-    assert store.label_values(DURATION, "model") == {"model 0", "model 1", "model 5", "other"}
+    assert store.label_values(DURATION, "model") == {
+        "model 0",
+        "model 1",
+        "model 5",
+        "other",
+    }
 
 
 def test_each_attempt_is_counted_at_its_endpoint() -> None:
@@ -330,3 +335,112 @@ def test_endpoint_failures_and_ejections_are_counted() -> None:
     assert value("endpoint_failures_total", **labels, kind="5xx") == 2
     assert value("endpoint_failures_total", **labels, kind="unreachable") == 1
     assert value("ejections_total", **labels) == 1
+
+
+# What /metrics shows
+
+PAGE = Path(__file__).parents[2] / "docs" / "guide" / "metrics.md"
+OPENMETRICS = "application/openmetrics-text; version=1.0.0,text/plain;version=0.0.4;q=0.5"
+PROCESS = (
+    "process_virtual_memory_bytes process_resident_memory_bytes process_start_time_seconds "
+    "process_open_fds process_max_fds"
+)
+
+
+def _status() -> dict[str, Any]:
+    """Return a status with a value for each gauge."""
+    concurrency = {"active": 1, "queued": 2, "max_requests": 3}
+    endpoint = {
+        "url": "http://h:1",
+        "requests_in_progress": 1,
+        "consecutive_ejections": 1,
+        "healthy": True,
+        "latency_outlier": None,
+    }
+    return {
+        "version": "1",
+        "compiled": True,
+        "draining": False,
+        "connections": 1,
+        "tls_handshakes": 2,
+        "requests_in_progress": 1,
+        "bodies_in_transit": 1,
+        "buffered_bytes": 1,
+        "settings": {"last_failure": None, "loaded_at": 1.0},
+        "workers": [{}, {}],
+        "process": dict.fromkeys(PROCESS.split(), 1.0),
+        "concurrency": concurrency,
+        "upstreams": {"u": {"concurrency": concurrency, "endpoints": [endpoint]}},
+    }
+
+
+def _shown(monkeypatch: pytest.MonkeyPatch) -> dict[str, tuple[str, str]]:
+    """Return the type and the labels of each metric in /metrics."""
+    registries: list[CollectorRegistry] = []
+
+    def encode(registry: CollectorRegistry) -> bytes:
+        registries.append(registry)
+        return b""
+
+    monkeypatch.setattr(metrics_module, "choose_encoder", lambda _: (encode, ""))
+    render_metrics(_status(), MetricStore(FAMILIES))
+    shown = {}
+    for metric in registries[0].collect():
+        name = metric.name + ("_total" if metric.type == "counter" else "")
+        labels: tuple[str, ...] = metric._labelnames  # type: ignore[attr-defined]  # no other way
+        shown[name] = metric.type, ", ".join(labels)
+    return shown
+
+
+def test_page_lists_each_metric_with_its_type_and_labels(monkeypatch: pytest.MonkeyPatch) -> None:
+    row = re.compile(r"^\| `((?:tensorgate|process)_\w+)` \| (\w+) \| ([^|]*?) ?\|", re.MULTILINE)
+    rows = row.findall(PAGE.read_text())
+    listed = {name: (kind, labels) for name, kind, labels in rows}
+    assert len(listed) == len(rows)
+    assert listed == _shown(monkeypatch)
+
+
+def _traced(traceparent: str, seconds: float, started: float) -> CallRecord:
+    parent = HeaderField("traceparent", "traceparent", traceparent, b"", 0, 0)
+    return _record(seconds=seconds, started=started, noted=(parent,))
+
+
+def _exemplars(text: bytes) -> dict[str, str]:
+    """Return the trace ids in a text of OpenMetrics, by the bound of the bucket."""
+    return {
+        sample.labels["le"]: sample.exemplar.labels["trace_id"]
+        for family in openmetrics.text_string_to_metric_families(text.decode())  # type: ignore[no-untyped-call]
+        for sample in family.samples
+        if sample.exemplar is not None
+    }
+
+
+def test_openmetrics_shows_the_last_traced_call_of_each_bucket() -> None:
+    store = MetricStore(FAMILIES)
+    metrics = CallMetrics(store, store.writer(0))
+    one, two, three, four = (f"{number:032x}" for number in range(1, 5))
+    for number, (trace, flags, seconds) in enumerate(
+        [(one, "01", 0.002), (two, "01", 0.002), (three, "00", 0.002), (four, "03", 1000.0)], 1
+    ):
+        line = f"00-{trace}-{1:016x}-{flags}"
+        metrics.observe(_traced(line, seconds, float(number)))
+    metrics.observe(_traced("", 0.2, 9.0))
+    text, content_type = render_metrics(_status(), store, metrics.exemplars(), OPENMETRICS)
+    assert content_type.startswith("application/openmetrics-text; version=1.0.0")
+    assert _exemplars(text) == {"0.0025": two, "+Inf": four}
+    plain, content_type = render_metrics(_status(), store, metrics.exemplars())
+    assert content_type.startswith("text/plain; version=0.0.4")
+    assert one.encode() not in plain
+    assert two.encode() not in plain
+    assert b"\ntensorgate_draining 0.0\n" in plain
+
+
+def test_number_of_exemplars_is_bounded() -> None:
+    store = MetricStore(FAMILIES)
+    metrics = CallMetrics(store, store.writer(0))
+    for number in range(300):
+        record = _traced(f"00-{number + 1:032x}-{1:016x}-01", 0.02, number + 1.0)
+        record.labels = CallLabels(str(number), "infer")
+        metrics.observe(record)
+    traces = {exemplar[1] for exemplar in metrics.exemplars()}
+    assert traces == {f"{number:032x}" for number in range(101, 301)}

@@ -7,29 +7,23 @@ import pytest
 
 from gateway.errors import ErrorKind, GatewayError
 from gateway.observe.call_record import CallRecord
-from gateway.observe.failure_log import FailureLog
-from gateway.observe.gateway_metrics import GATEWAY_FAMILIES, MIRROR_REQUESTS, GatewayMetrics
+from gateway.observe.failure_log import MIRROR_INTERVAL, FailureLog, MirrorStats
+from gateway.observe.families import FAMILIES, MIRROR_REQUESTS
+from gateway.observe.gateway_metrics import GatewayMetrics
 from gateway.observe.metric_store import MetricStore
-from gateway.observe.mirror_stats import LOG_INTERVAL, MirrorStats
+from tests.support.doubles.clock import Clock
 
 REFUSED = GatewayError(ErrorKind.UNREACHABLE, "cannot connect to http://a: Connection refused")
 LATE = GatewayError(ErrorKind.SERVER_TIMEOUT, "http://a: nothing moved for 10 s")
 
 
-class _Clock:
-    now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 def test_message_is_logged_once_in_ten_seconds(caplog: pytest.LogCaptureFixture) -> None:
-    clock = _Clock()
-    log = FailureLog(clock)
+    clock = Clock()
+    log = FailureLog(clock.time)
     for _ in range(50):
         log.write(REFUSED, "1f")
     log.write(LATE)
-    clock.now += 10
+    clock.advance(10)
     log.write(REFUSED, "2f")
     assert caplog.messages == [
         f"request 1f failed with 503: {REFUSED.message}",
@@ -42,14 +36,14 @@ def test_message_is_logged_once_in_ten_seconds(caplog: pytest.LogCaptureFixture)
 def test_number_of_calls_that_are_not_logged_is_written_when_the_ten_seconds_end(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    clock = _Clock()
-    log = FailureLog(clock)
+    clock = Clock()
+    log = FailureLog(clock.time)
     for _ in range(3):
         log.write(REFUSED)
-    clock.now += 9.9
+    clock.advance(9.9)
     log.flush_if_due()
     assert len(caplog.messages) == 1
-    clock.now += 0.1
+    clock.advance(0.1)
     log.flush_if_due()
     log.flush_if_due()
     log.write(REFUSED)
@@ -58,18 +52,18 @@ def test_number_of_calls_that_are_not_logged_is_written_when_the_ten_seconds_end
 
 
 def test_number_of_different_messages_is_limited(caplog: pytest.LogCaptureFixture) -> None:
-    clock = _Clock()
-    log = FailureLog(clock)
+    clock = Clock()
+    log = FailureLog(clock.time)
     for number in range(1000):
         log.write(GatewayError(ErrorKind.BAD_RESPONSE, f"http://a returned {number} bytes"))
     assert len(caplog.messages) == 20
-    clock.now += 10
+    clock.advance(10)
     log.write(REFUSED)
     assert caplog.messages[20].startswith("980 more calls failed")
 
 
 def test_messages_that_differ_by_numbers_have_one_cause(caplog: pytest.LogCaptureFixture) -> None:
-    log = FailureLog(_Clock())
+    log = FailureLog(Clock().time)
     for size in range(100):
         log.write(GatewayError(ErrorKind.EXHAUSTED, f"{size} bytes are too many", cause="memory"))
     assert caplog.messages == ["request - failed with 503: 0 bytes are too many"]
@@ -79,7 +73,7 @@ def test_messages_that_differ_by_numbers_have_one_cause(caplog: pytest.LogCaptur
 def test_errors_of_clients_health_checks_and_the_gateway_are_not_logged(
     kind: ErrorKind, caplog: pytest.LogCaptureFixture
 ) -> None:
-    FailureLog(_Clock()).write(GatewayError(kind, "why"))
+    FailureLog(Clock().time).write(GatewayError(kind, "why"))
     assert not caplog.messages
 
 
@@ -102,7 +96,7 @@ def test_server_error_is_logged_in_its_words(
     record.set_endpoint("servers", "http://a")
     record.status, record.grpc_status, record.error = status, grpc_status, error
     record.server_error = f"{status}: no\nmemory"
-    log = FailureLog(_Clock())
+    log = FailureLog(Clock().time)
     for _ in range(3):
         log.observe(record)
     line = f"request 1f failed with {status}: http://a returned {status}: no\\nmemory"
@@ -129,21 +123,21 @@ def told(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
 
 
 def test_failures_are_logged_once_a_minute(told: Callable[[], list[str]]) -> None:
-    time = _Clock()
-    stats = MirrorStats("shadow", time)
+    clock = Clock()
+    stats = MirrorStats("shadow", clock.time)
     stats.count_sent("")
     stats.count_sent("it is down")
     assert told() == ["1 of 2 requests failed, last: it is down"]
     for number in range(99):
         stats.count_sent(f"down for {number}" if number < 37 else "")
-    time.now += LOG_INTERVAL - 0.1
+    clock.advance(MIRROR_INTERVAL - 0.1)
     stats.count_sent("")
     assert told() == []
     # Logged when it is due, although the mirror works again.
-    time.now += 0.1
+    clock.advance(0.1)
     stats.count_sent("")
     assert told() == ["37 of 101 requests failed, last: down for 36"]
-    time.now += 10 * LOG_INTERVAL
+    clock.advance(10 * MIRROR_INTERVAL)
     stats.count_sent("")
     assert told() == []
     # After a quiet time, the next failure is logged at once; successes since then count too.
@@ -152,22 +146,22 @@ def test_failures_are_logged_once_a_minute(told: Callable[[], list[str]]) -> Non
 
 
 def test_skipped_requests_are_logged(told: Callable[[], list[str]]) -> None:
-    time = _Clock()
-    stats = MirrorStats("shadow", time)
+    clock = Clock()
+    stats = MirrorStats("shadow", clock.time)
     stats.count_skipped("too large")
     assert told() == ["0 of 0 requests failed, 1 were not sent, last: too large"]
     stats.count_skipped("too large")
     stats.count_sent("it is down")
     stats.count_skipped("too many")
-    time.now += LOG_INTERVAL
+    clock.advance(MIRROR_INTERVAL)
     stats.count_sent("")
     assert told() == ["1 of 2 requests failed, 2 were not sent, last: too many"]
 
 
 def test_rejected_requests_are_counted_and_logged_apart(told: Callable[[], list[str]]) -> None:
-    store = MetricStore(GATEWAY_FAMILIES)
+    store = MetricStore(FAMILIES)
     metrics = GatewayMetrics(store.writer(0)).mirror("r", "shadow")
-    stats = MirrorStats("shadow", _Clock(), metrics)
+    stats = MirrorStats("shadow", Clock().time, metrics)
     stats.count_sent("the response was 404: ''", 404)
     assert told() == [
         "0 of 1 requests failed, 1 were rejected with 4xx, last: the response was 404: ''"
@@ -180,7 +174,7 @@ def test_rejected_requests_are_counted_and_logged_apart(told: Callable[[], list[
 
 
 def test_pending_counts_are_logged_at_the_end(told: Callable[[], list[str]]) -> None:
-    stats = MirrorStats("shadow", _Clock())
+    stats = MirrorStats("shadow", Clock().time)
     for number in range(3):
         stats.count_sent(f"down for {number}")
     assert told() == ["1 of 1 requests failed, last: down for 0"]
@@ -191,7 +185,7 @@ def test_pending_counts_are_logged_at_the_end(told: Callable[[], list[str]]) -> 
 
 def test_each_failure_is_logged_at_debug_level(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
-    stats = MirrorStats("shadow", _Clock())
+    stats = MirrorStats("shadow", Clock().time)
     for failure in ("", "it is\ndown", "it is\ndown"):
         stats.count_sent(failure)
     stats.count_skipped("too large")

@@ -21,7 +21,7 @@ from prometheus_client.openmetrics import parser as openmetrics_parser
 from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
-from gateway.observe.call_metrics import DURATION
+from gateway.observe import families
 from gateway.observe.metric_cells import PRECISION, FineBuckets
 from gateway.observe.metric_store import (
     MAX_LABEL,
@@ -354,7 +354,7 @@ def test_internal_family_is_no_metric() -> None:
 
 @given(st.floats(0.0005, 300) | st.sampled_from([0.0005, 0.001, 0.1, 2.0, 2.5, 60.0, 300.0]))
 def test_middle_of_a_fine_bucket_is_within_two_percent(value: float) -> None:
-    bounds = tuple(float(bound) for bound in DURATION.buckets)
+    bounds = tuple(float(bound) for bound in families.DURATION.buckets)
     fine, coarse = FineBuckets(bounds), 1 + sum(value > bound for bound in bounds)
     part = fine.find(coarse, value)
     low, high = (0.0, *fine.bounds)[part - 1], fine.bounds[part - 1]
@@ -363,10 +363,10 @@ def test_middle_of_a_fine_bucket_is_within_two_percent(value: float) -> None:
 
 
 def test_fine_buckets_divide_the_coarse_ones() -> None:
-    fine = FineBuckets(DURATION.buckets)
-    assert set(DURATION.buckets) <= set(fine.bounds)
+    fine = FineBuckets(families.DURATION.buckets)
+    assert set(families.DURATION.buckets) <= set(fine.bounds)
     assert list(fine.bounds) == sorted(set(fine.bounds))
-    assert fine.find(len(DURATION.buckets) + 1, 5000.0) == len(fine.bounds) + 1
+    assert fine.find(len(families.DURATION.buckets) + 1, 5000.0) == len(fine.bounds) + 1
     assert fine.find(1, 0.0) == 1
 
 

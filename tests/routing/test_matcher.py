@@ -4,8 +4,7 @@ import pytest
 from multidict import CIMultiDict, CIMultiDictProxy
 
 from gateway.protocol.operations import OPERATION_KINDS, Operation, OperationKind
-from gateway.routing.matcher import Match, Pattern, find_first_match
-from gateway.routing.not_found import not_found_text
+from gateway.routing.matcher import Match, Pattern, find_first_match, not_found_text
 
 INFER = Operation(OperationKind.INFER, "resnet50", "2")
 UNVERSIONED = Operation(OperationKind.INFER, "resnet50")

@@ -1,15 +1,18 @@
+from __future__ import annotations
+
 import os
+import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from pydantic import ValidationError
 
+from gateway.settings import cross_checks
 from gateway.settings.load import load_with_positions
 from gateway.settings.problems import SettingsError
-from gateway.settings.routes import Route, WeightedUpstream
-from gateway.settings.schema import Settings
-from gateway.settings.upstreams import Upstream
-from tests.settings.loading import ONE_UPSTREAM, problems, route_to
+from gateway.settings.sections import Forwarded, parse_receiver
+from tests.settings.loading import ONE_UPSTREAM, problems
+from tests.support.compiled import needs_source
 
 
 def test_cross_checks_take_a_single_item_as_a_list(file: Path) -> None:
@@ -35,17 +38,6 @@ def test_a_route_behind_one_without_a_match_is_never_reached(file: Path) -> None
         (problem,) = problems(file)
         assert problem.setting == "routes[1]"
         assert problem.message == "never reached: routes[0] takes every request"
-
-
-def test_settings_made_in_code_are_cross_checked() -> None:
-    upstreams = {"a": Upstream(endpoints=("http://a:1",))}
-    assert Settings(upstreams=upstreams).routes == (route_to("a"),)
-    with pytest.raises(ValidationError, match="no upstream is named 'b'"):
-        Settings(upstreams=upstreams, routes=(route_to("b"),))
-    with pytest.raises(ValidationError, match=r"routes\[0\] takes every request"):
-        Settings(upstreams=upstreams, routes=(route_to("a"), route_to("a", match={"model": "m"})))
-    shared = Route(upstream=(WeightedUpstream(name="a", weight=1),))
-    assert shared == route_to("a")
 
 
 NAMED = """\
@@ -119,3 +111,74 @@ def test_access_log_that_cannot_be_written_is_reported(
         return
     with pytest.raises(SettingsError, match=f"cannot be written: {reason.format(file.parent)}$"):
         load_with_positions(file, {}, with_files=True)
+
+
+# ---------------------------------------------------------------------------------- single sections
+
+
+@pytest.mark.parametrize(
+    ("given", "url"),
+    [
+        ("http://127.0.0.1:4318", "http://127.0.0.1:4318"),
+        ("http://collector:4318/", "http://collector:4318"),
+        ("HTTP://collector:4318", "http://collector:4318"),
+        ("https://[::1]:4317", "https://[::1]:4317"),
+        ("https://[::1]", "https://[::1]:443"),
+        ("https://traces.example/otlp/v1/traces", "https://traces.example:443/otlp/v1/traces"),
+        ("http://collector", "http://collector:80"),
+    ],
+)
+def test_receiver_is_a_url(given: str, url: str) -> None:
+    assert parse_receiver(given) == url
+
+
+@needs_source
+@pytest.mark.parametrize(
+    ("missing", "protocol", "named"),
+    [
+        ({"opentelemetry.proto", "google.protobuf"}, "http", "opentelemetry.proto"),
+        ({"grpc"}, "grpc", "grpc"),
+        ({"grpc"}, "http", None),
+    ],
+)
+def test_missing_extra_is_an_error_that_names_it(
+    missing: set[str], protocol: str, named: str | None, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "gateway.settings.cross_checks.find_spec",
+        lambda name: None if name in missing else find_spec(name),
+    )
+    text = "upstreams: {triton: {endpoints: ['http://triton:8000']}}\n"
+    file.write_text(f"{text}tracing: {{endpoint: 'http://a:1', protocol: {protocol}}}\n")
+    if named is None:
+        assert load_with_positions(file, {}, with_files=True).settings.tracing is not None
+        return
+    for at_start in (True, False):
+        with pytest.raises(SettingsError) as error:
+            load_with_positions(file, {}, with_files=at_start, with_written_files=True)
+        what = f"it takes the Python package {named}, which is not installed"
+        assert str(error.value) == f"{file}:2: tracing: {what}: pip install 'tensorgate[otel]'"
+
+
+def test_check_for_the_extra_loads_none_of_it() -> None:
+    loaded = set(sys.modules)
+    assert not list(cross_checks.missing_packages({"tracing": {"protocol": "grpc"}}))
+    assert not {name for name in set(sys.modules) - loaded if name.startswith("grpc.")}
+    assert list(cross_checks.missing_packages({})) == []
+    assert not cross_checks._is_installed("no_such_package.proto")
+
+
+@pytest.mark.parametrize(
+    ("value", "networks"),
+    [
+        ("none", ()),
+        ("all", ("0.0.0.0/0", "::/0")),
+        ("10.0.0.0/8", ("10.0.0.0/8",)),
+        ("192.0.2.7", ("192.0.2.7/32",)),
+        (["::1", "2001:DB8::/32", "127.0.0.1"], ("::1/128", "2001:db8::/32", "127.0.0.1/32")),
+        (["10.0.0.0/255.0.0.0"], ("10.0.0.0/8",)),
+    ],
+)
+def test_trusted_proxies_are_networks(value: object, networks: tuple[str, ...]) -> None:
+    assert Forwarded.model_validate({"trusted_proxies": value}).trusted_proxies == networks
+    assert Forwarded.model_validate({"trusted_proxies": networks}).trusted_proxies == networks

@@ -15,18 +15,6 @@ def fields(text: str) -> Fields:
     return tuple((name.encode(), value.encode()) for name, _, value in pairs)
 
 
-SINGLE: list[tuple[str, Fields, Fields]] = [
-    # C.2.1 to C.2.4
-    (
-        "400a637573746f6d2d6b65790d637573746f6d2d686561646572",
-        fields("custom-key: custom-header"),
-        fields("custom-key: custom-header"),
-    ),
-    ("040c2f73616d706c652f70617468", fields(":path: /sample/path"), ()),
-    ("100870617373776f726406736563726574", fields("password: secret"), ()),
-    ("82", fields(":method: GET"), ()),
-]
-
 _FIRST = fields(":method: GET\n:scheme: http\n:path: /\n:authority: www.example.com")
 _NO_CACHE, _CUSTOM = fields("cache-control: no-cache\ncustom-key: custom-value")
 _THIRD = fields(":method: GET\n:scheme: https\n:path: /index.html\n:authority: www.example.com")

@@ -225,7 +225,7 @@ def calls(*those: Json) -> Json:
     return {"time": NOW, "kept": len(those), "calls": list(those)}
 
 
-_RAW = re.compile("[\x00-\x1f\x7f-\x9f\u0590-\u08ff\u200b-\u200f\u202a-\u202e\u2060-\u206f\ufeff]")
+RAW = re.compile("[\x00-\x1f\x7f-\x9f\u0590-\u08ff\u200b-\u200f\u202a-\u202e\u2060-\u206f\ufeff]")
 
 
 def check_lines(lines: Sequence[Text], width: int) -> list[str]:
@@ -236,7 +236,7 @@ def check_lines(lines: Sequence[Text], width: int) -> list[str]:
     console = Console(file=io.StringIO(), width=width, color_system=None)
     for line in lines:
         assert cell_len(line.plain) <= max(width, 32), line.plain
-        assert not _RAW.search(line.plain), line.plain
+        assert not RAW.search(line.plain), line.plain
         assert len(console.render_lines(line, pad=False)) == 1
     return [line.plain.rstrip() for line in lines]
 

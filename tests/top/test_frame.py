@@ -124,20 +124,13 @@ def test_with_a_long_interval_a_gateway_is_tried_sooner() -> None:
     assert lines[2].plain.endswith("Tries again every 5 s.")
 
 
-def test_another_gateway_is_told_for_a_while() -> None:
-    told: dict[str, Any] = {"notice": "version 2 has replaced version 1", "notice_until": NOW + 1}
-    assert " Notice: version 2 has replaced version 1." in _lines(View(), _snapshot(**told))
-    told["notice_until"] = NOW
-    assert not [line for line in _lines(View(), _snapshot(**told)) if "Notice" in line]
-
-
-def test_what_is_not_read_yet_says_so() -> None:
+def test_what_is_not_read_yet_drains_or_is_another_gateway_says_so() -> None:
     assert _lines(View(), Snapshot())[2] == " Reads …"
     assert _lines(View(panel=MODELS), _snapshot(panels={}))[2] == " Reads …"
-
-
-def test_a_gateway_that_drains_says_so() -> None:
     assert "DRAINS" in _lines(View(), _snapshot(overview=documents.overview(draining=True)))[0]
+    for until in (NOW + 1, NOW):
+        lines = _lines(View(), _snapshot(notice="version 2 is here", notice_until=until))
+        assert (" Notice: version 2 is here." in lines) == (until > NOW)
 
 
 def test_the_footer_shows_the_filter() -> None:

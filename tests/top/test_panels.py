@@ -9,8 +9,12 @@ from typing import Any
 import pytest
 from rich.cells import cell_len
 
-from gateway.top.lists import describe_calls, describe_endpoints, describe_models
-from gateway.top.overview import describe_overview
+from gateway.top.panels import (
+    describe_calls,
+    describe_endpoints,
+    describe_models,
+    describe_overview,
+)
 from gateway.top.table import Column, Table, said
 from tests.top import documents
 from tests.top.documents import (
@@ -90,14 +94,6 @@ def test_failed_calls_stand_out(fields: documents.Json, style: str) -> None:
     assert str(spans[0].style) == style
 
 
-@pytest.mark.parametrize(("search", "found"), [("", 2), ("ADD", 1), ("503", 1), ("endpoint", 0)])
-def test_a_filter_looks_at_values_and_no_names_of_fields(search: str, found: int) -> None:
-    body = describe_calls(
-        calls(call(), call(model="other", target="/", **FAILED)), 80, search=search
-    )
-    assert len(body.rows) == found
-
-
 def test_calls_without_an_endpoint_say_where_they_went() -> None:
     several = call(endpoint="", upstream="demo")
     lines = _calls(several, call(endpoint="", answered_by="gateway"), width=120)
@@ -110,6 +106,8 @@ def test_the_title_tells_whether_calls_are_followed() -> None:
         " Paused: 1 of 1 call that the gateway keeps, with this text"
     )
     assert _calls()[0] == " No call has ended yet"
+    some = describe_calls({"kept": 9, "calls": [call()]}, 80)
+    assert lines_of(some, 80)[0] == " Follows: 1 of 9 calls that the gateway keeps"
 
 
 def _endpoints(document: documents.Json, width: int = 80, search: str = "") -> list[str]:

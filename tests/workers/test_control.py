@@ -1,7 +1,6 @@
 """Questions of the admin process to workers: replies, deadlines, and who owns a connection."""
 
 import asyncio
-import errno
 import gc
 import os
 import socket
@@ -186,18 +185,6 @@ async def test_worker_that_reads_nothing_cannot_be_asked_for_ever(sockets: Socke
         with _server(sockets[0]):
             waiting = [task for task in asked if task not in failed]
             assert set(await asyncio.gather(*waiting)) == {"ready!"}
-
-
-async def test_connections_that_nobody_takes_do_not_fail_the_admin_process(
-    sockets: Sockets, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*_: object) -> None:
-        raise OSError(errno.ETOOMANYREFS, "Too many references: cannot splice")
-
-    with ControlClient(sockets[0]) as client, _connection() as (connection, _):
-        monkeypatch.setattr(socket, "send_fds", refuse)  # the kernel bounds those on their way
-        with pytest.raises(TimeoutError):
-            await client.ask(0, Question.CONNECT, PATIENCE, connection)
 
 
 async def test_reply_for_which_there_is_no_room_is_dropped(sockets: Sockets) -> None:

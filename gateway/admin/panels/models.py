@@ -22,7 +22,7 @@ from gateway.admin.history import (
 )
 from gateway.admin.panels.calls import has_failed, parse_count, parse_text
 from gateway.admin.status import State, Status
-from gateway.observe.call_metrics import CALL_LATENCY, DURATION, MODEL_BYTES, MODEL_ELEMENTS
+from gateway.observe import families
 from gateway.observe.metric_store import OTHER, MetricStore, clean_label
 
 _DEFAULT_MODELS, _MAX_MODELS = 100, 1000
@@ -106,13 +106,13 @@ class _ModelRates:
     """The calls of models in the last seconds, and their times in the last minute."""
 
     def __init__(self, state: State) -> None:
-        self._percentiles = Percentiles(state.minute, CALL_LATENCY, lambda labels: labels)
+        self._percentiles = Percentiles(state.minute, families.CALL_LATENCY, lambda labels: labels)
         self.calls: defaultdict[str, list[Rate]] = defaultdict(list)
         """The series of each model that has numbers."""
         if state.window is not None:
-            for labels in state.window.labels(DURATION):
+            for labels in state.window.labels[families.DURATION]:
                 self.calls[labels[MODEL]] = []
-        for labels, rate in rates_of(state.window, DURATION):
+        for labels, rate in rates_of(state.window, families.DURATION):
             self.calls[labels[MODEL]].append((labels, rate))
 
     def calls_per_second(self, name: str) -> float:
@@ -170,10 +170,10 @@ class FailedModels:
 def _describe_conversion(store: MetricStore, savings: Savings, name: str) -> dict[str, Any] | None:
     """Return what was converted for a model since the start; None if nothing was."""
     label = clean_label(name)
-    if (found := store.sums(MODEL_ELEMENTS).get((label,))) is None:
+    if (found := store.sums(families.MODEL_ELEMENTS).get((label,))) is None:
         return None
     # Without room for more series, the bytes count as those of other models.
-    sizes = store.sums(MODEL_BYTES)
+    sizes = store.sums(families.MODEL_BYTES)
     client, server = (sizes.get((label, side), [0.0])[0] for side in ("client", "server"))
     return {
         "elements": found[0],

@@ -6,6 +6,7 @@ import platform
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence, Set
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any
 
@@ -20,8 +21,7 @@ from gateway.admin.history import (
 )
 from gateway.admin.status import State, Status, isoformat
 from gateway.build_info import describe_build
-from gateway.observe.call_metrics import CALL_LATENCY, DURATION, REQUEST_BYTES, RESPONSE_BYTES
-from gateway.observe.gateway_metrics import DROPPED_LOG_LINES, REFUSALS
+from gateway.observe import families
 from gateway.observe.metric_store import Family, clean_label
 from gateway.settings.schema import Settings
 
@@ -39,6 +39,17 @@ _PROBLEMS = ("ejected", "unhealthy", "unreachable", "failing", "slow")
 """The states of endpoints that are wrong."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Problem:
+    level: str
+    panel: str
+    """The panel that shows more of it."""
+    text: str
+    upstream: str | None = None
+    endpoint: str | None = None
+    since: str | None = None
+
+
 def describe_overview(state: State, settings: Settings, started_at: float) -> dict[str, Any]:
     """Return the overview, without its history."""
     status, window = state.status, state.window
@@ -53,7 +64,7 @@ def describe_overview(state: State, settings: Settings, started_at: float) -> di
         "actions": settings.admin.actions,
         "try_it": settings.admin.payloads,
         "workers": status["workers"],
-        "now": _now(status, window) | Percentiles(state.minute, CALL_LATENCY).describe(),
+        "now": _now(status, window) | Percentiles(state.minute, families.CALL_LATENCY).describe(),
         "problems": find_problems(status, window, settings),
     }
 
@@ -64,11 +75,11 @@ def find_problems(
     """Return what is wrong now, at most fifty problems; what is worst comes first."""
     upstreams = list(_upstream_problems(status))
     # One cause is one problem: errors and queues that an upstream causes are its own.
-    troubled = {each["upstream"] for each in upstreams}
+    troubled = {each.upstream for each in upstreams}
     without_slot, without_memory = _refused(window)
     limits = list(_slot_problems(status, without_slot, troubled))
     limits += _memory_problems(status, settings, without_memory)
-    troubled |= {each["upstream"] for each in limits if each["upstream"]}
+    troubled |= {each.upstream for each in limits if each.upstream}
     problems = [
         *upstreams,
         *_call_problems(
@@ -79,36 +90,36 @@ def find_problems(
         *_log_problems(window),
         *limits,
     ]
-    return sorted(problems, key=lambda each: str(each["level"]))[:_MAX_PROBLEMS]
+    problems.sort(key=lambda each: each.level)
+    return [asdict(each) for each in problems[:_MAX_PROBLEMS]]
 
 
-def _upstream_problems(status: Status) -> Iterator[dict[str, Any]]:
+def _upstream_problems(status: Status) -> Iterator[_Problem]:
     for name, upstream in status["upstreams"].items():
         serious = "error" if upstream["required"] else "warning"
         endpoints = upstream["endpoints"]
         problems = list(_endpoint_problems(name, endpoints, serious))
         if upstream["unreachable_reason"]:
             text = f"no endpoint of {name} can be used: {upstream['unreachable_reason']}"
-            times = [each["since"] for each in problems]
-            since = min(times, default=None)
-            problems = [_problem(serious, "topology", text, name, since=since)]
+            since = min((each.since for each in problems if each.since), default=None)
+            problems = [_Problem(serious, "topology", text, name, since=since)]
         elif not endpoints:
-            problems = [_problem(serious, "topology", f"{name} has no endpoint", name)]
+            problems = [_Problem(serious, "topology", f"{name} has no endpoint", name)]
         elif upstream["dialect"]["name"] is None and not problems:
             text = f"the dialect of {name} is not known: {upstream['dialect']['reason']}"
-            problems = [_problem("warning", "topology", text, name)]
+            problems = [_Problem("warning", "topology", text, name)]
         yield from problems
         if drained := [each["state_since"] for each in endpoints if each["drained"]]:
             level, what = "warning", f"{len(drained)} of {len(endpoints)} endpoints"
             if len(drained) == len(endpoints):
                 level, what = serious, "all endpoints" if len(drained) > 1 else "the only endpoint"
             text = f"operators have drained {what} of {name}"
-            yield _problem(level, "topology", text, name, since=min(drained))
+            yield _Problem(level, "topology", text, name, since=min(drained))
 
 
 def _endpoint_problems(
     upstream: str, endpoints: Sequence[Status], serious: str
-) -> Iterator[dict[str, Any]]:
+) -> Iterator[_Problem]:
     for endpoint in endpoints:
         state = endpoint["state"]
         if state in _PROBLEMS:
@@ -117,7 +128,7 @@ def _endpoint_problems(
             said = why if why.startswith(state) else f"{state}: {why}"
             text = f"{endpoint['url']} of {upstream} is {said}"
             since = endpoint["state_since"]
-            yield _problem(level, "topology", text, upstream, endpoint["url"], since)
+            yield _Problem(level, "topology", text, upstream, endpoint["url"], since)
 
 
 def _recovered(status: Status, window: Window | None) -> set[str]:
@@ -139,7 +150,7 @@ def _recovered(status: Status, window: Window | None) -> set[str]:
 
 def _call_problems(
     window: Window | None, troubled: Set[str | None], refused: int
-) -> Iterator[dict[str, Any]]:
+) -> Iterator[_Problem]:
     """Yield that many calls fail, other than those to upstreams that are or were in trouble.
 
     ``refused`` calls failed by limits of the gateway, which are said to have refused them.
@@ -148,7 +159,7 @@ def _call_problems(
         return
     summary = summarize(
         (labels, rate)
-        for labels, rate in rates_of(window, DURATION)
+        for labels, rate in rates_of(window, families.DURATION)
         if troubled.isdisjoint(labels[UPSTREAM].split(","))
     )
     calls, errors = (
@@ -160,47 +171,47 @@ def _call_problems(
         text = f"{ratio:.0%} of the calls of the last seconds failed"
         if troubled or refused:
             text = f"{ratio:.0%} of the other calls of the last seconds failed"
-        yield _problem("error", "calls", text)
+        yield _Problem("error", "calls", text)
 
 
-def _settings_problems(status: Status) -> Iterator[dict[str, Any]]:
+def _settings_problems(status: Status) -> Iterator[_Problem]:
     if failure := status["settings"]["last_failure"]:
         text = f"newer settings are not in use: {failure}"
         since = isoformat(status["settings"]["failed_at"])
-        yield _problem("error", "overview", text, since=since)
+        yield _Problem("error", "overview", text, since=since)
 
 
-def _worker_problems(status: Status) -> Iterator[dict[str, Any]]:
+def _worker_problems(status: Status) -> Iterator[_Problem]:
     for worker in status["workers"]:
         if (age := worker["seconds_since_update"]) > _STUCK_AFTER:
             text = f"worker {worker['pid']} has not said anything for {age:.0f} s"
-            yield _problem("error", "overview", text, since=worker["updated_at"])
+            yield _Problem("error", "overview", text, since=worker["updated_at"])
     if lagging := [each for each in status["workers"] if each["event_loop_lag"]]:
         worker, lag = lagging[0], lagging[0]["event_loop_lag"]
         text = f"the event loop of worker {worker['pid']} {lag['text']}"
         if len(lagging) > 1:
             text += f"; those of {len(lagging)} workers lag"
         since = min(each["event_loop_lag"]["since"] for each in lagging)
-        yield _problem("warning", "overview", text, since=since)
+        yield _Problem("warning", "overview", text, since=since)
     if ended := status["ended_processes"]:
         text = f"{ended[0]['name']} {ended[0]['why']}; another one takes its place"
         if len(ended) > 1:
             text += f"; {len(ended)} processes have ended in the last minute"
-        yield _problem("error", "overview", text, since=ended[-1]["ended_at"])
+        yield _Problem("error", "overview", text, since=ended[-1]["ended_at"])
 
 
-def _log_problems(window: Window | None) -> Iterator[dict[str, Any]]:
-    if lines := round(_sum(window, DROPPED_LOG_LINES)):
-        what = f"{lines} lines" if lines != 1 else "1 line"
+def _log_problems(window: Window | None) -> Iterator[_Problem]:
+    if lines := round(_sum(window, families.DROPPED_LOG_LINES)):
+        what = _plural(lines, "line")
         text = f"{what} of the access log of the last seconds could not be written"
-        yield _problem("warning", "overview", text)
+        yield _Problem("warning", "overview", text)
 
 
 def _refused(window: Window | None) -> tuple[Counter[str], int]:
     """Return how many calls of the last seconds got no slot, by upstream, and no memory."""
     without_slot: Counter[str] = Counter()
     without_memory = 0
-    for (limit, upstream), rate in rates_of(window, REFUSALS):
+    for (limit, upstream), rate in rates_of(window, families.REFUSALS):
         count = round(rate * (window.seconds if window else 0.0))
         if limit in _OF_SLOTS:
             without_slot[upstream] += count
@@ -211,57 +222,36 @@ def _refused(window: Window | None) -> tuple[Counter[str], int]:
 
 def _slot_problems(
     status: Status, refused: Counter[str], troubled: Set[str | None]
-) -> Iterator[dict[str, Any]]:
-    limits = [("the gateway", None, status["concurrency"])]
-    limits += [
-        (name, name, each["concurrency"])
-        for name, each in status["upstreams"].items()
-        if name not in troubled
-    ]
-    for owner, upstream, limit in limits:
-        if not limit:
+) -> Iterator[_Problem]:
+    for name, part in {_GATEWAY: status, **status["upstreams"]}.items():
+        limit = part["concurrency"]
+        if not limit or name in troubled:
             continue
+        owner, upstream = name or "the gateway", name or None
         queued, slots = limit["queued"], limit["max_requests"]
         whose = f"one of the {slots} slots" if slots != 1 else "the only slot"
-        if count := refused[clean_label(upstream or _GATEWAY)]:
-            text = f"{_calls(count)} of the last seconds did not get {whose} of {owner}"
-            yield _problem("error", "topology", text, upstream)
+        if count := refused[clean_label(name)]:
+            text = f"{_plural(count, 'call')} of the last seconds did not get {whose} of {owner}"
+            yield _Problem("error", "topology", text, upstream)
         elif queued:
-            calls = f"{_calls(queued)} wait" if queued != 1 else "1 call waits"
-            yield _problem("warning", "topology", f"{calls} for {whose} of {owner}", upstream)
+            waits = f"{_plural(queued, 'call')} wait{'s' if queued == 1 else ''}"
+            yield _Problem("warning", "topology", f"{waits} for {whose} of {owner}", upstream)
 
 
-def _memory_problems(status: Status, settings: Settings, refused: int) -> Iterator[dict[str, Any]]:
+def _memory_problems(status: Status, settings: Settings, refused: int) -> Iterator[_Problem]:
     room = settings.limits.max_buffered_bytes
     if refused:
-        text = f"{_calls(refused)} of the last seconds found no memory (limits.max_buffered_bytes)"
-        yield _problem("error", "overview", text)
+        calls = _plural(refused, "call")
+        text = f"{calls} of the last seconds found no memory (limits.max_buffered_bytes)"
+        yield _Problem("error", "overview", text)
     elif status["buffered_bytes"] > _NEARLY_FULL * room:
         share = status["buffered_bytes"] / room
         text = f"bodies take {share:.0%} of the memory for them (limits.max_buffered_bytes)"
-        yield _problem("warning", "overview", text)
+        yield _Problem("warning", "overview", text)
 
 
-def _calls(count: int) -> str:
-    return f"{count} calls" if count != 1 else "1 call"
-
-
-def _problem(
-    level: str,
-    panel: str,
-    text: str,
-    upstream: str | None = None,
-    endpoint: str | None = None,
-    since: str | None = None,
-) -> dict[str, Any]:
-    return {
-        "level": level,
-        "panel": panel,
-        "upstream": upstream,
-        "endpoint": endpoint,
-        "text": text,
-        "since": since,
-    }
+def _plural(count: int, one: str) -> str:
+    return f"{count} {one}" if count == 1 else f"{count} {one}s"
 
 
 def _now(status: Status, window: Window | None) -> dict[str, float | None]:
@@ -269,8 +259,9 @@ def _now(status: Status, window: Window | None) -> dict[str, float | None]:
         name: status[name] for name in ("requests_in_progress", "connections", "buffered_bytes")
     }
     if window is not None:
-        now |= summarize(rates_of(window, DURATION))
-        for name, family in (("request", REQUEST_BYTES), ("response", RESPONSE_BYTES)):
+        now |= summarize(rates_of(window, families.DURATION))
+        sizes = {"request": families.REQUEST_BYTES, "response": families.RESPONSE_BYTES}
+        for name, family in sizes.items():
             now[f"{name}_bytes_per_second"] = rounded(_sum(window, family) / window.seconds)
     return now
 

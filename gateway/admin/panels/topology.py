@@ -21,14 +21,7 @@ from gateway.admin.history import (
 )
 from gateway.admin.panels.calls import parse_count, parse_text
 from gateway.admin.status import State, Status
-from gateway.observe.call_metrics import (
-    DURATION,
-    RECEIVED_BYTES,
-    RESPONSES,
-    SENT_BYTES,
-    SERVER_DURATION,
-)
-from gateway.observe.gateway_metrics import ENDPOINT_FAILURES, MIRROR_REQUESTS
+from gateway.observe import families
 from gateway.observe.metric_store import CounterFamily, clean_label
 from gateway.settings.routes import describe_match
 from gateway.settings.schema import Settings
@@ -114,9 +107,9 @@ def _describe_endpoint(upstream: str, endpoint: Status, rates: _EndpointRates) -
 
 def _describe_routes(settings: Settings, state: State, history: History) -> list[dict[str, Any]]:
     calls: defaultdict[str, list[Rate]] = defaultdict(list)
-    for labels, rate in rates_of(state.window, DURATION):
+    for labels, rate in rates_of(state.window, families.DURATION):
         calls[labels[ROUTE]].append((labels, rate))
-    copies = dict(rates_of(state.window, MIRROR_REQUESTS))
+    copies = dict(rates_of(state.window, families.MIRROR_REQUESTS))
     percentiles = route_percentiles(state.minute)
     routes = []
     for number, route in enumerate(settings.routes, 1):
@@ -177,12 +170,11 @@ class _EndpointRates:
     def __init__(self, window: Window | None, history: History) -> None:
         self._history = history
         self._calls = endpoint_calls(window)
-        self._sent, self._received = (
-            dict(rates_of(window, family)) for family in (SENT_BYTES, RECEIVED_BYTES)
-        )
-        self._failures = _rates_by(window, ENDPOINT_FAILURES)
-        self._responses = _rates_by(window, RESPONSES)
-        self._known = set() if window is None else set(window.labels(SERVER_DURATION))
+        self._sent = dict(rates_of(window, families.SENT_BYTES))
+        self._received = dict(rates_of(window, families.RECEIVED_BYTES))
+        self._failures = _rates_by(window, families.ENDPOINT_FAILURES)
+        self._responses = _rates_by(window, families.RESPONSES)
+        self._known = set() if window is None else set(window.labels[families.SERVER_DURATION])
         self._known |= self._failures.keys()
 
     def of_endpoint(self, upstream: str, url: str) -> dict[str, Any]:

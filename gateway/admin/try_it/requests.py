@@ -13,17 +13,17 @@ import orjson
 from multidict import CIMultiDict
 from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, model_validator
 
-from gateway.codec.elements.bytes_elements import PREFIX_SIZE, pack_strings, split_elements
+from gateway.codec.elements.bytes_elements import PREFIX_SIZE, pack_strings
 from gateway.codec.elements.rounding import round_to
 from gateway.codec.grpc.infer import write_infer_request
 from gateway.codec.policies import JsonPolicies, Nonfinite
 from gateway.codec.v1.nested_writer import nested_encoder
 from gateway.codec.v2.binary_request import write_binary_header
 from gateway.codec.v2.json_writer import JsonRequestWriter
-from gateway.codec.v2.request import InferRequestReader
+from gateway.codec.v2.request import InferRequestReader, with_data
 from gateway.errors import bad_request
 from gateway.protocol.datatypes import DATATYPES, Datatype, Family
-from gateway.protocol.messages import Fields, InferRequest, InputTensor, TensorData
+from gateway.protocol.messages import Fields, InferRequest, InputTensor
 from gateway.protocol.operations import model_path, quote_name
 from gateway.protocol.request_header import HEADER_LENGTH
 from gateway.protocol.tensors import MAX_TENSORS, element_count
@@ -133,7 +133,7 @@ def make_request(inputs: Sequence[TensorInput], outputs: Sequence[str]) -> Infer
         fields["outputs"] = [{"name": name} for name in outputs]
     request = _read(json.dumps(fields).encode())
     _check_size(tensor.binary_size or 0 for tensor in request.head.inputs)
-    return _with_data(request, data)
+    return with_data(request, b"".join(data), 0)
 
 
 def _check_size(sizes: Iterable[int]) -> None:
@@ -149,33 +149,6 @@ def _read(text: bytes) -> InferRequest:
         while reader.step():
             pass
     return reader.finish()
-
-
-def _with_data(request: InferRequest, data: Sequence[bytes]) -> InferRequest:
-    """Return the request with the data of those tensors that have only a size.
-
-    Raises GatewayError (400) for BYTES that are no elements.
-    """
-    rest = iter(data)
-    tensors: list[TensorData] = []
-    for tensor, given in zip(request.head.inputs, request.tensors, strict=True):
-        if isinstance(given, int):
-            tensors.append([elements := next(rest)])
-            if tensor.datatype.dtype is None:
-                _check_elements(tensor, elements)
-        else:
-            tensors.append(given)
-    return InferRequest(request.head, request.id, tuple(tensors))
-
-
-def _check_elements(tensor: InputTensor, data: bytes) -> None:
-    elements, end = split_elements(data, 0)
-    count = element_count(tensor.shape)
-    if end < len(data) or len(elements) != count:
-        raise bad_request(
-            f"input '{tensor.name}': bytes: expected {count} elements,"
-            " each its length as uint32 and then its bytes"
-        )
 
 
 def _fill(each: TensorInput) -> bytes:

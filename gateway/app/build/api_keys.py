@@ -83,10 +83,7 @@ def _read(setting: str, file: str) -> tuple[str, ...]:
         raise UnusableSettingsError(f"{where} cannot be read: {error.strerror}") from None
     if len(content) > _MAX_FILE_SIZE:
         raise UnusableSettingsError(f"{where} is larger than {_MAX_FILE_SIZE} bytes")
-    try:
-        return parse_keys(content.decode("utf-8-sig", "replace").splitlines())
-    except ValueError as error:
-        raise UnusableSettingsError(f"{where}: {error}") from None
+    return _parse(where, content.decode("utf-8-sig", "replace").splitlines(), "line")
 
 
 @dataclass(slots=True)
@@ -121,8 +118,12 @@ def _from_environment(name: str, variable: str, environ: Mapping[str, str]) -> t
     where = f"api_keys.{name}.environment: {variable}"
     if variable not in environ:
         raise UnusableSettingsError(f"{where} is not set")
+    return _parse(where, filter(None, re.split(r"[,\s]+", environ[variable])), "word")
+
+
+def _parse(where: str, lines: Iterable[str], word: str) -> tuple[str, ...]:
     try:
-        return parse_keys(filter(None, re.split(r"[,\s]+", environ[variable])), "word")
+        return parse_keys(lines, word)
     except ValueError as error:
         raise UnusableSettingsError(f"{where}: {error}") from None
 

@@ -31,14 +31,15 @@ from gateway.settings.upstreams import Upstream as UpstreamSettings
 from gateway.settings.values.addresses import is_grpc
 from gateway.system.buffers import BufferAccount
 from gateway.upstream.address import GrpcPort, ServerAddress, TcpAddress, parse_server_url
+from gateway.upstream.exchange import EndpointOptions
 from gateway.upstream.grpc.choices import InferenceProtocol, drains_cancelled
 from gateway.upstream.grpc.endpoint import DualEndpoint, GrpcEndpoint
 from gateway.upstream.http.endpoint import HttpEndpoint
-from gateway.upstream.http2.drained_streams import DrainedStreams
+from gateway.upstream.http2.connections import DrainedStreams
 from gateway.upstream.http2.endpoint import Http2Endpoint
 from gateway.upstream.metadata_cache import MetadataCache
 from gateway.upstream.pool.checks import HealthChecker, ModelDiscovery, PoolSupervisor
-from gateway.upstream.pool.dialect import DialectDetector, DialectState, fixed_dialect_state
+from gateway.upstream.pool.dialect import DialectDetector, DialectState
 from gateway.upstream.pool.dns import Resolver, resolve_host
 from gateway.upstream.pool.member import Member
 from gateway.upstream.pool.outlier_detection import EjectionListener, FailureListener, ignore
@@ -196,17 +197,11 @@ def build_pool(
         idle_timeout = declared.idle_timeout
         if idle_timeout is None:
             idle_timeout = _GRPC_IDLE_TIMEOUT if is_http2 else _HTTP_IDLE_TIMEOUT
-        common = (
-            address,
-            spec.connect_timeout,
-            idle_timeout,
-            buffers,
-            spec.own_request_headers,
-            public_name,
-        )
+        headers = spec.own_request_headers
+        options = EndpointOptions(spec.connect_timeout, idle_timeout, buffers, headers, public_name)
         if not is_http2:
-            return HttpEndpoint(*common, retry_stale=declared.retry_stale)
-        endpoint = Http2Endpoint(*common, drained=DrainedStreams(drains))
+            return HttpEndpoint(address, options, declared.retry_stale)
+        endpoint = Http2Endpoint(address, options, drained=DrainedStreams(drains))
         if concurrency_limit is not None:
             endpoint.count_drained_in(concurrency_limit)
         return GrpcEndpoint(endpoint, grpc_form)
@@ -313,7 +308,7 @@ def _configured_dialect_state(declared: UpstreamSettings) -> DialectState:
     """Make the state of the dialect that the settings name; of triton for auto."""
     dialect = DIALECTS.get(declared.dialect, TRITON)
     has_http = _inference_protocol(declared).has_http
-    return fixed_dialect_state(dialect if has_http else dialect.over_grpc())
+    return DialectState(dialect if has_http else dialect.over_grpc())
 
 
 def _load_balancing_policy(declared: LoadBalancing) -> LoadBalancingPolicy:

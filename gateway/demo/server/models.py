@@ -41,14 +41,6 @@ class Model:
     split: Callable[..., Sequence[Sequence[Array]]] = lambda *arrays: [arrays]
 
 
-def _identity(array: Array) -> Sequence[Array]:
-    return [array]
-
-
-def _half(array: Array) -> Sequence[Array]:
-    return [array * np.float16(0.5)]
-
-
 def _add(left: Array, right: Array) -> Sequence[Array]:
     if left.shape != right.shape:
         raise RequestError(
@@ -80,7 +72,7 @@ def _identity_model(datatype: str) -> Model:
         name=f"identity_{datatype.lower()}",
         inputs=(TensorSpec("INPUT0", datatype, (-1,)),),
         outputs=(TensorSpec("OUTPUT0", datatype, (-1,)),),
-        compute=_identity,
+        compute=lambda array: [array],
         any_rank=True,
     )
 
@@ -96,7 +88,7 @@ _MODELS: Final = (
         name="half",
         inputs=(TensorSpec("INPUT0", "FP16", (-1,)),),
         outputs=(TensorSpec("OUTPUT0", "FP16", (-1,)),),
-        compute=_half,
+        compute=lambda array: [array * np.float16(0.5)],
     ),
     *map(_identity_model, DTYPES),
     Model(

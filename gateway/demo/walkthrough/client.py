@@ -3,7 +3,7 @@
 import asyncio
 import io
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from functools import cached_property
@@ -23,6 +23,7 @@ from gateway.errors import GatewayError
 from gateway.protocol.grpc.descriptors import message_class
 from gateway.protocol.grpc.framing import PREFIX_SIZE, frame
 from gateway.upstream.address import TcpAddress
+from gateway.upstream.exchange import EndpointOptions
 from gateway.upstream.http2.endpoint import Http2Endpoint
 from gateway.upstream.transport import UpstreamRequest
 
@@ -97,33 +98,22 @@ class GrpcResult:
     """A gRPC call as the client saw it; `server_call` is what the server saw, None if nothing."""
 
     url: str
+    inputs: Mapping[str, Array]
     request: bytes
     response: bytes
     seconds: float
     server_call: RecordedCall | None
 
     @cached_property
-    def inputs(self) -> dict[str, Array]:
-        """The tensors of the request."""
-        message = message_class("inference.ModelInferRequest").FromString(self.request)
-        return self._read(message.inputs, message.raw_input_contents)
-
-    @cached_property
     def outputs(self) -> dict[str, Array]:
         """The tensors of the response."""
         try:
             message = message_class("inference.ModelInferResponse").FromString(self.response)
-        except DecodeError as error:
-            raise self.error(str(error)) from None
-        return self._read(message.outputs, message.raw_output_contents)
-
-    def _read(self, specs: Sequence[Any], contents: Sequence[bytes]) -> dict[str, Array]:
-        try:
             return {
                 spec.name: np.frombuffer(data, DTYPES[spec.datatype]).reshape(spec.shape)
-                for spec, data in zip(specs, contents, strict=True)
+                for spec, data in zip(message.outputs, message.raw_output_contents, strict=True)
             }
-        except (KeyError, ValueError) as error:
+        except (DecodeError, KeyError, ValueError) as error:
             raise self.error(f"the message has no tensors ({error!r})") from None
 
     def error(self, problem: str) -> ShowError:
@@ -197,7 +187,7 @@ class DemoClient:
             reason = str(error) or "no response in time"
             raise ShowError(f"{INFER} at {url}: {reason}") from None
         seconds = time.perf_counter() - started
-        return GrpcResult(url, request, response, seconds, self._seen_since(before))
+        return GrpcResult(url, arrays, request, response, seconds, self._seen_since(before))
 
     def _seen_since(self, before: RecordedCall | None) -> RecordedCall | None:
         last = self.server.last_call
@@ -209,7 +199,9 @@ async def _call_grpc(url: str, message: bytes) -> bytes:
     address = urlsplit(url)
     assert address.hostname is not None
     assert address.port is not None
-    endpoint = Http2Endpoint(TcpAddress(address.hostname, address.port), _CONNECT_TIMEOUT)
+    endpoint = Http2Endpoint(
+        TcpAddress(address.hostname, address.port), EndpointOptions(_CONNECT_TIMEOUT)
+    )
     body = (frame(len(message)) + message,)
     request = UpstreamRequest("POST", INFER, CIMultiDict(_GRPC_HEADERS), body, is_grpc=True)
     try:

@@ -110,7 +110,7 @@ class _Show:
         body = _request(_input("INPUT", "FP32", image))
         result = await self.client.post_json(self.gateway + path, body)
         _check_outputs(result, INVERTED=1 - image)
-        self._print_call(result)
+        self._print_call(result, timed=False)
         proxied, direct = await self._compare(path, body)
         page.bars("time", {"with the gateway": proxied, "server alone": direct})
         ratio, word, style = direct / proxied, "fast", "green"
@@ -177,7 +177,6 @@ class _Show:
     def _print(self, result: CallResult, **expected: Array) -> None:
         _check_outputs(result, **expected)
         self._print_call(result)
-        self._print_time(result)
 
     def _print_trace(self, result: CallResult, settings: dict[str, Any]) -> None:
         result.expect_status(200)
@@ -185,15 +184,16 @@ class _Show:
         if "trace_level" not in document or not settings.items() <= document.items():
             raise result.error("the trace settings are wrong")
         self._print_call(result)
-        self._print_time(result)
 
-    def _print_call(self, result: CallResult) -> None:
+    def _print_call(self, result: CallResult, *, timed: bool = True) -> None:
         page = self.page
         page.row("client → gateway", summarize_body(result.request))
         page.details(summarize_json(result.request.text))
         self._print_server_call(result.server_call, result.path)
         page.row("gateway → client", f"{result.status}, {summarize_body(result.response)}", "green")
         page.details(summarize_json(result.response.text))
+        if timed:
+            self._print_time(result)
 
     def _print_server_call(self, call: RecordedCall | None, path: str) -> None:
         """Print what the server saw, with its path unless the client's was the same."""

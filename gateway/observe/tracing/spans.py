@@ -49,18 +49,14 @@ _GRPC_SERVER_ERRORS = frozenset(
 )
 """Statuses that are errors of the server; others are those of its client."""
 
-_PATH_WORDS = frozenset(
-    (
-        *("v1", "v2", "models", "versions", "infer", "generate", "generate_stream", "ready"),
-        *("live", "health", "config", "stats", "trace", "setting", "repository", "index"),
-        *("load", "unload", "logging"),
-    )
-)
-"""Segments of the protocol's paths that are not names."""
-_NAMED = {"models": "{model}", "versions": "{version}"}
 _STATISTICS = "/v2/models/stats"
-_MAX_SEGMENTS = 8
-"""Segments of a route, with an empty one at its start."""
+_PATH = re.compile(
+    r"(/v[12](?:/repository)?/models)(?:/(?P<model>[^/]+?))?(?:/versions/(?P<version>[^/]+?))?"
+    r"(?P<rest>:predict|(?:/(?:infer|generate|generate_stream|ready|config|stats|load|unload"
+    r"|trace(?:/setting)?))?)|/v2(?:/(?:health/(?:live|ready)|repository/index|logging"
+    r"|trace(?:/setting)?))?"
+)
+"""The paths of the protocol."""
 _AUTHORITY = re.compile(r"(?P<host>\[[^\]]*\]|[^:]*)(?::(?P<port>[0-9]{1,5}))?")
 
 
@@ -341,24 +337,12 @@ def http_route(path: str, operation: str) -> str:
 
 @cached(256)
 def _path_template(path: str, operation: str) -> str:
-    if path == _STATISTICS:
+    if operation in ("", "other") or (found := _PATH.fullmatch(path)) is None:
+        return ""
+    if path == _STATISTICS or not found["model"]:
         return path
-    if operation in ("", "other"):
-        return ""
-    segments = path.split("/")
-    if len(segments) > _MAX_SEGMENTS:
-        return ""
-    route = [""]
-    for segment in segments[1:]:
-        name = _NAMED.get(route[-1])
-        if name is not None:
-            is_prediction = segments[1] == "v1" and segment.endswith(":predict")
-            route.append(f"{name}:predict" if is_prediction else name)
-        elif segment in _PATH_WORDS:
-            route.append(segment)
-        else:
-            return ""
-    return "/".join(route)
+    version = "/versions/{version}" if found["version"] else ""
+    return f"{found[1]}/{{model}}{version}{found['rest']}"
 
 
 def _grpc_status(code: int) -> str:

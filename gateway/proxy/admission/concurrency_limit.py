@@ -108,7 +108,11 @@ class ConcurrencyLimit:
             async with asyncio.timeout(seconds):
                 await admitted
         except BaseException as error:
-            self._leave_queue(admitted)
+            if admitted.done() and not admitted.cancelled():
+                self.release()  # it was admitted just before it gave up
+            else:
+                with suppress(ValueError):
+                    self._queue.remove(admitted)
             if isinstance(error, TimeoutError):
                 if self._metrics is not None:
                     self._metrics.timed_out.add(1.0)
@@ -118,13 +122,6 @@ class ConcurrencyLimit:
         finally:
             if self._metrics is not None:
                 self._metrics.wait.observe(time.monotonic() - started)
-
-    def _leave_queue(self, admitted: asyncio.Future[None]) -> None:
-        if admitted.done() and not admitted.cancelled():
-            self.release()  # it was admitted just before it gave up
-        else:
-            with suppress(ValueError):
-                self._queue.remove(admitted)
 
     def _full(self, why: str, cause: str = "") -> GatewayError:
         """Return the error of a call that gets no slot; ``cause`` is ``why`` without numbers."""

@@ -6,7 +6,6 @@ import asyncio
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import TracebackType
 from typing import Self
 
 from gateway.errors import ErrorKind, GatewayError, ServerName
@@ -75,12 +74,7 @@ class Deadline:
         self._start_timer()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         """Stop the clock."""
         self._timer.cancel()
         # The task may keep the exception that ends it, whose frames hold this.

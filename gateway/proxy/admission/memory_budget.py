@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import partial
-from types import TracebackType
 from typing import Final, Protocol, Self
 
 from gateway.errors import GatewayError
@@ -109,12 +108,7 @@ class Reservation:
         """Return the reservation."""
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         """Release all bytes."""
         self.resize(0)
 

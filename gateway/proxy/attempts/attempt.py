@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from types import TracebackType
 from typing import Final, Self
 
 from gateway.errors import ErrorKind, GatewayError
@@ -94,12 +93,7 @@ class Attempt:
         self.hold()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         """Give the lease back."""
         self.end_with(error)
 

@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Sequence
-from dataclasses import replace
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterable,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Sequence,
+)
+from dataclasses import dataclass, replace
 from functools import partial
-from types import TracebackType
 from typing import Self, TypeVar
 
 from gateway.errors import ErrorKind, GatewayError, ServerName, strip_tracebacks
+from gateway.observe.call_capture import CallCapture, CapturedAttempt, CapturedMessage
 from gateway.observe.call_record import CallRecord
-from gateway.observe.call_trace import TRACEPARENT, TRACESTATE, CallTrace
+from gateway.observe.call_trace import TRACEPARENT, TRACESTATE
 from gateway.protocol.operations import ModelName, model_name_of
 from gateway.proxy.admission.concurrency_limit import acquire_all, release_all
 from gateway.proxy.admission.deadline import Deadline
 from gateway.proxy.attempts.attempt import Attempt
-from gateway.proxy.attempts.captured_attempt import send_captured
 from gateway.proxy.destination import Destination, Upstream
 from gateway.proxy.interfaces import Call
 from gateway.routing.retry import SAFE_RETRIES_ONLY, RetryPolicy
@@ -28,6 +34,7 @@ from gateway.upstream.transport import (
     UpstreamEndpoint,
     UpstreamRequest,
     UpstreamResponse,
+    WrappedResponse,
     check_lengths,
     closed_on_error,
 )
@@ -36,6 +43,7 @@ _T = TypeVar("_T")
 
 _QUOTE_TIMEOUT = 0.2
 """Seconds in which the body of a refused response must begin to be quoted."""
+_CANCELLED = "cancelled: a timeout, or the client has closed the connection"
 
 
 class UpstreamCall:
@@ -101,12 +109,7 @@ class UpstreamCall:
             if record.trace is not None and self._limits:
                 record.trace.set_queued(queued_at, time.perf_counter())
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         """Release the slots, the connection and the endpoint."""
         release_all(self._limits)
         self._release_endpoint(error)
@@ -149,9 +152,17 @@ class UpstreamCall:
         server = attempt.endpoint.server_for(is_grpc=request.is_grpc)
         self._deadline.expect_server(server)
         if isinstance(request.body, AsyncIterable):
-            body = _TimedBody(request.body, server, self._deadline, self._retry, record)
             is_read_once = isinstance(request.body, AsyncIterator)
-            request = replace(request, body=aiter(body) if is_read_once else body)
+
+            def begin() -> None:
+                # Not even the wait for a first piece: it is cancelled with the attempt.
+                self._retry.is_repeatable = not is_read_once
+
+            def count(piece: bytes | memoryview) -> None:
+                self._deadline.expect_server(server)
+                record.sent_bytes += len(piece)
+
+            request = _watched(request, begin, count)
         return await send_attempt(attempt, request)
 
 
@@ -167,7 +178,11 @@ async def send_attempt(attempt: Attempt, request: UpstreamRequest) -> UpstreamRe
     record, endpoint = attempt.record, attempt.endpoint
     parent = attempt.begin(request.method, request.target, request.is_grpc)
     if record.trace is not None:
-        request = _with_trace_parent(request, parent, record.trace)
+        headers = request.headers.copy()
+        headers[TRACEPARENT] = parent  # each attempt has a span of its own
+        if not record.trace.state:
+            headers.popall(TRACESTATE, None)  # it is invalid, or that of an invalid traceparent
+        request = replace(request, headers=headers)
     if isinstance(request.body, Sequence):
         record.sent_bytes = sum(map(len, request.body))
     if record.capture is None:
@@ -179,15 +194,6 @@ async def send_attempt(attempt: Attempt, request: UpstreamRequest) -> UpstreamRe
         return quoted_response(response)
 
 
-def _with_trace_parent(request: UpstreamRequest, parent: str, trace: CallTrace) -> UpstreamRequest:
-    """Return the request as the server gets it: each attempt has a span of its own."""
-    headers = request.headers.copy()
-    headers[TRACEPARENT] = parent
-    if not trace.state:
-        headers.popall(TRACESTATE, None)  # it is invalid, or that of an invalid traceparent
-    return replace(request, headers=headers)
-
-
 async def read_start(response: UpstreamResponse) -> bytes | None:
     """Return the start of a response's body if it arrives soon, else None."""
     try:
@@ -197,6 +203,7 @@ async def read_start(response: UpstreamResponse) -> bytes | None:
         return None
 
 
+@dataclass(slots=True)
 class RetryState:
     """Decides whether a request may go to another endpoint, and counts that as a retry.
 
@@ -204,22 +211,13 @@ class RetryState:
     balancer chooses by ``hash_key``.
     """
 
+    upstream: Upstream
+    policy: RetryPolicy
+    tried: list[UpstreamEndpoint]
+    model: ModelName | None = None
+    hash_key: str | None = None
     is_repeatable: bool = True
     """Whether the whole body can be sent again."""
-
-    def __init__(
-        self,
-        upstream: Upstream,
-        policy: RetryPolicy,
-        tried: list[UpstreamEndpoint],
-        model: ModelName | None = None,
-        hash_key: str | None = None,
-    ) -> None:
-        self.upstream = upstream
-        self.hash_key = hash_key
-        self.model = model
-        self.tried = tried
-        self._policy = policy
 
     async def reach(
         self,
@@ -246,14 +244,14 @@ class RetryState:
         self.tried.append(endpoint)
         if not isinstance(error, GatewayError):
             return False
-        if not self._policy.allows(error.kind, self.is_repeatable):
+        if not self.policy.allows(error.kind, self.is_repeatable):
             return False
         # Nothing was sent: to try each endpoint once adds no load to any server.
         return self._has_alternative if error.kind is ErrorKind.UNREACHABLE else self._may_retry()
 
     def should_retry_status(self, status: int, endpoint: UpstreamEndpoint) -> bool:
         """Record the status of a response; tell whether to try another endpoint for it."""
-        if status not in self._policy.statuses or not self.is_repeatable:
+        if status not in self.policy.statuses or not self.is_repeatable:
             return False
         self.tried.append(endpoint)
         return self._may_retry()
@@ -287,32 +285,85 @@ async def use_reachable_endpoint(
     return result
 
 
-class _TimedBody(AsyncIterable[bytes | memoryview]):
-    """A streamed request body; the deadline expects the server after each chunk.
+def _watched(
+    request: UpstreamRequest,
+    on_start: Callable[[], None],
+    on_piece: Callable[[bytes | memoryview], None],
+) -> UpstreamRequest:
+    """Return a request whose streamed body tells when it is begun, and of each piece.
 
-    The request cannot be retried once a body that is read only once was started.
+    Its end is an empty piece.
     """
+    body = request.body
+    assert isinstance(body, AsyncIterable)
+    watched = _WatchedBody(body, on_start, on_piece)
+    # A body that is an iterator cannot be read again, and must not seem to.
+    return replace(request, body=aiter(watched) if isinstance(body, AsyncIterator) else watched)
+
+
+@dataclass(frozen=True)
+class _WatchedBody(AsyncIterable[bytes | memoryview]):
+    body: AsyncIterable[bytes | memoryview]
+    on_start: Callable[[], None]
+    on_piece: Callable[[bytes | memoryview], None]
+
+    async def __aiter__(self) -> AsyncGenerator[bytes | memoryview]:
+        self.on_start()
+        async for piece in self.body:
+            self.on_piece(piece)
+            yield piece
+        self.on_piece(b"")
+
+
+async def send_captured(
+    endpoint: UpstreamEndpoint, request: UpstreamRequest, capture: CallCapture, upstream: str
+) -> UpstreamResponse:
+    """Send a request as ``UpstreamEndpoint.send`` does; ``upstream`` is the upstream's name."""
+    head = (request.method, request.target, request.headers)
+    sent = CapturedMessage.of_request(*head, is_grpc=request.is_grpc)
+    attempt = capture.begin(upstream, endpoint.server_for(is_grpc=request.is_grpc).url, sent)
+    if isinstance(request.body, AsyncIterable):
+        request = _watched(request, sent.restart, sent.add)
+    else:
+        for piece in request.body or ():
+            sent.add(piece)
+    try:
+        response = await endpoint.send(request)
+    except BaseException as error:
+        attempt.error = _describe(error)
+        raise
+    with closed_on_error(response):
+        attempt.response = CapturedMessage.of_response(
+            response.status, response.reason, response.headers, is_grpc=request.is_grpc
+        )
+        return _CapturedResponse(response, attempt, attempt.response)
+
+
+def _describe(error: BaseException) -> str:
+    """Return why an attempt failed: the gateway cancels what takes too long."""
+    if isinstance(error, asyncio.CancelledError):
+        return _CANCELLED
+    return str(error) or type(error).__name__
+
+
+class _CapturedResponse(WrappedResponse):
+    """A response, captured while it is read."""
 
     def __init__(
-        self,
-        body: AsyncIterable[bytes | memoryview],
-        server: ServerName,
-        deadline: Deadline,
-        retry: RetryState,
-        record: CallRecord,
+        self, response: UpstreamResponse, attempt: CapturedAttempt, message: CapturedMessage
     ) -> None:
-        self._record = record
-        self._body = body
-        self._server = server
-        self._deadline = deadline
-        self._retry = retry
+        super().__init__(response)
+        self._attempt = attempt
+        self._message = message
 
-    async def __aiter__(self) -> AsyncIterator[bytes | memoryview]:
-        """Yield the chunks from the start."""
-        # Even the wait for a first chunk cannot be repeated: it is cancelled with the attempt.
-        self._retry.is_repeatable = not isinstance(self._body, AsyncIterator)
-        async for chunk in self._body:
-            self._deadline.expect_server(self._server)
-            self._record.sent_bytes += len(chunk)
-            yield chunk
-        self._deadline.expect_server(self._server)
+    async def read(self) -> bytes | memoryview:
+        """Return the next chunk of the body."""
+        try:
+            piece = await self._response.read()
+        except BaseException as error:
+            self._attempt.error = _describe(error)
+            raise
+        self._message.add(piece)
+        if not piece:
+            self._message.trailers = list(self._response.trailers)
+        return piece

@@ -30,9 +30,10 @@ from gateway.proxy.attempts.retry import RetryState, UpstreamCall
 from gateway.proxy.calls.handler import BufferedHandler, ServerRequest, ServerResponse
 from gateway.proxy.destination import Destination
 from gateway.proxy.errors import INTERNAL_ERROR, error_response, run_with_deadline
+from gateway.proxy.headers import SERVER_TIMING, ResponseHeaderPolicy, server_timing
 from gateway.proxy.interfaces import ClientResponse, FastPathClient, ResponseTemplate
-from gateway.proxy.response_headers import SERVER_TIMING, ResponseHeaderPolicy, server_timing
-from gateway.routing.weights import WeightedChoice
+from gateway.proxy.passthrough import ResponseRelay
+from gateway.routing.balancer import WeightedChoice
 from gateway.system.timeout_queue import TimeoutQueue
 from gateway.upstream.content_decoding import quoted_response
 from gateway.upstream.pool.member import Outcome
@@ -466,11 +467,12 @@ class BufferedCall:
 
     async def _pass_on(
         self,
-        upstream_response: UpstreamResponse,
+        received: UpstreamResponse,
         server: ServerName,
         response: ClientResponse,
         deadline: Deadline,
     ) -> None:
-        request = self._request
-        relay = request.relay_of(upstream_response, server, response, self._destination, deadline)
+        request, destination = self._request, self._destination
+        encoding, form = request.output_encoding, request.response_form
+        relay = ResponseRelay(received, server, response, destination, deadline, encoding, form)
         await self._plan.handler.relay(request, relay)

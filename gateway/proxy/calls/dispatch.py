@@ -26,7 +26,7 @@ from gateway.proxy.calls.kinds import (
 from gateway.proxy.calls.planner import Planner
 from gateway.proxy.destination import Limits
 from gateway.proxy.errors import run_with_deadline, send_error
-from gateway.proxy.filters.chain import filter_call, filter_response
+from gateway.proxy.filters.body_filters import filter_call, filter_response
 from gateway.proxy.filters.mirror import tee
 from gateway.proxy.grpc.idle_streams import IdleStreamCheck
 from gateway.proxy.grpc.passthrough import client_timeout
@@ -138,18 +138,17 @@ async def _serve(
     request.headers = to_server(request.headers, route_match.dropped_headers, request.added_headers)
     operation, destination = route_match.operation, route_match.choice.take()
     upstreams = route_match.upstreams
-    call = Call(request, response, operation, destination, deadline, upstreams, readiness)
     mirror = None if route_match.sample_mirror is None else route_match.sample_mirror()
-    if mirror is None:
+    copying = nullcontext(request) if mirror is None else tee(request, operation, mirror, record)
+    with copying as read:
+        call = Call(read, response, operation, destination, deadline, upstreams, readiness)
         await _serve_call(call, route_match)
-        return
-    with tee(request, operation, mirror, record) as teed:
-        await _serve_call(replace(call, request=teed), route_match)
 
 
 async def _serve_call(call: Call, route_match: RouteMatch) -> None:
     operation_kind, record, deadline = call.operation.kind, call.response.record, call.deadline
-    kind = REFLECTION if _is_reflection(call.request) else kind_of(route_match)
+    is_reflection = is_grpc(call.request) and _rpc_of(call.request).is_reflection
+    kind = REFLECTION if is_reflection else kind_of(route_match)
     if not kind.is_own:
         record.upstream = call.destination.upstream.name
 
@@ -197,10 +196,6 @@ async def _handle(call: Call, kind: CallKind) -> None:
         if capture is not None and capture.skips_conversion and not kind.is_own:
             kind = PASSED
         await kind.http(scope_of(call)).serve(call)
-
-
-def _is_reflection(request: ClientRequest) -> bool:
-    return is_grpc(request) and _rpc_of(request).is_reflection
 
 
 def _rpc_of(request: ClientRequest) -> GrpcMethod:

@@ -1,6 +1,7 @@
-"""ModelInfer and ModelStreamInfer: passed to servers that take them as they come, else converted.
+"""RPCs: passed to servers that take them as they come, else converted.
 
-A stream becomes one infer request for each message, in order.
+ModelStreamInfer becomes one infer request for each message, in order. RPCs that do not infer are
+served as the request over HTTP that asks for the same.
 """
 
 from __future__ import annotations
@@ -9,17 +10,18 @@ import time
 from dataclasses import replace
 from typing import Final
 
+import orjson
 from multidict import CIMultiDict, CIMultiDictProxy
 
-from gateway.codec.grpc.contents import Chunks
+from gateway.codec.grpc.documents import read_request, write_model_config, write_response
 from gateway.codec.grpc.infer import (
     ReadRequest,
     read_infer_request,
     write_stream_error,
     write_stream_response,
 )
-from gateway.errors import GatewayError, strip_tracebacks
-from gateway.http1.head import RequestHead, ResponseHead
+from gateway.errors import ErrorKind, GatewayError, strip_tracebacks
+from gateway.http1.head import RequestHead
 from gateway.observe.call_record import CallRecord
 from gateway.observe.failure_log import FAILURE_LOG
 from gateway.protocol.grpc import fields
@@ -33,10 +35,11 @@ from gateway.protocol.grpc.headers import (
     parse_timeout,
     read_message,
 )
-from gateway.protocol.grpc.methods import INFERENCE_SERVICE, GrpcMethod, find_method
+from gateway.protocol.grpc.methods import HEALTH_SERVICE, INFERENCE_SERVICE, GrpcMethod, find_method
 from gateway.protocol.grpc.model_scanner import ModelScanner
+from gateway.protocol.grpc.rpcs import RPCS, http_request_of
 from gateway.protocol.grpc.status import GrpcStatus, http_status
-from gateway.protocol.operations import Operation, quote_name
+from gateway.protocol.operations import Operation, OperationKind, quote_name
 from gateway.protocol.response_header import is_success, response_header_length
 from gateway.proxy.admission.memory_budget import Reservation
 from gateway.proxy.body_io import convert_message
@@ -45,21 +48,28 @@ from gateway.proxy.calls.handler import (
     CallHandler,
     ClientMessage,
     HandlerScope,
+    MakeHandler,
     ServerRequest,
     ServerResponse,
     explain,
+    make_template,
+    passed_lines,
+    scope_of,
 )
 from gateway.proxy.calls.infer import InferHandler, convert_whole
-from gateway.proxy.calls.templates import make_template, passed_lines
 from gateway.proxy.destination import Destination, Limits, Upstream
 from gateway.proxy.errors import record_status, send_status
 from gateway.proxy.grpc.http_form import (
+    Chunks,
     CollectedResponse,
     HttpError,
+    HttpFormRequest,
     HttpFormResponse,
+    check_target,
     http_headers,
     infer_converter,
     infer_target,
+    parse_json,
     received_message,
     response_message,
 )
@@ -70,13 +80,14 @@ from gateway.proxy.grpc.message import (
     start_response,
     write_message,
 )
+from gateway.proxy.grpc.own_services import serve_health, serve_reflection
 from gateway.proxy.grpc.passthrough import grpc_passthrough, relay_messages, wants_status
 from gateway.proxy.grpc.request import NamedModel
-from gateway.proxy.headers import end_to_end
+from gateway.proxy.headers import ResponseHeaderPolicy, end_to_end
 from gateway.proxy.infer.convert_buffered_request import ReceivedRequest
-from gateway.proxy.interfaces import Call, ClientResponse, ResponseTemplate
+from gateway.proxy.interfaces import Call, ResponseTemplate
 from gateway.proxy.passthrough import ResponseRelay
-from gateway.proxy.response_headers import ResponseHeaderPolicy
+from gateway.proxy.server_dialect import wait_for_dialects
 from gateway.sizes import CACHED_HEADS, CONVERT_CHUNK
 from gateway.system.bounded_cache import BoundedCache
 from gateway.upstream.grpc.endpoint import check_grpc_head
@@ -201,12 +212,6 @@ class GrpcHandler(InferHandler):
             received = await convert_message(len(message), self._read, message, limits)
             await self.send(call, received)
 
-    def passes_untouched(
-        self, request: ServerRequest, head: ResponseHead, destination: Destination
-    ) -> bool:
-        """Tell by its head whether the client gets a response as it is."""
-        return request.received is None
-
     def to_client(self, response: ServerResponse) -> ClientMessage | None:
         """Return a complete response; raises GatewayError (502) if it is none of its protocol."""
         if response.request.received is None:
@@ -303,10 +308,12 @@ class StreamInferHandler(CallHandler):
                 else:
                     message = write_stream_response(result)
             call.deadline.expect_client()
-            await _start(response)
+            if not response.started:
+                await start_response(response)
             await write_message(response, message)
             reservation.resize(0)
-        await _start(response)
+        if not response.started:
+            await start_response(response)
         await finish(response)
 
     async def _infer(
@@ -328,11 +335,6 @@ class StreamInferHandler(CallHandler):
         finally:
             _add(main, record)
         return response.message if response.error is None else response.error
-
-
-async def _start(response: ClientResponse) -> None:
-    if not response.started:
-        await start_response(response)
 
 
 def _operation_of(read: ReadRequest, first: Operation) -> Operation:
@@ -425,3 +427,92 @@ def _converted_template(policy: ResponseHeaderPolicy | None) -> ResponseTemplate
         template = ResponseTemplate(200, "", lines, states_length=False)
         _templates.put((policy,), template)
     return template
+
+
+_NO_BODY = CIMultiDict[str]()
+_JSON = CIMultiDict((("Content-Type", "application/json"),))
+_READINESS = {"ServerLive": "live", "ServerReady": "ready", "ModelReady": "ready"}
+_IS_READY = {200: True, 400: False, 503: False}
+"""What a status over HTTP says of readiness; any other is an error."""
+
+
+class RpcHandler(CallHandler):
+    """Serves an RPC from one server; ``make_http`` makes what serves the same over HTTP."""
+
+    def __init__(self, make_http: MakeHandler, scope: HandlerScope) -> None:
+        self._make_http: Final = make_http
+        self._rpc: Final = find_method(scope.target.partition("?")[0])
+
+    async def serve(self, call: Call) -> None:
+        """Serve a call in a task: untouched if the server is reached over gRPC."""
+        upstream, kind = call.destination.upstream, self._rpc.kind
+        with call.reserve() as reservation:
+            if kind is OperationKind.CONFIG:
+                await wait_for_dialects([upstream], call.deadline)
+                if not upstream.dialect.has_config:
+                    await self._serve_as_http(call, reservation, from_metadata=True)
+                    return
+            # Whoever changes settings has to learn which upstream lacks them.
+            if upstream.speaks_grpc and kind is not OperationKind.LOGGING:
+                await grpc_passthrough(call, reservation)
+            else:
+                await self._serve_as_http(call, reservation)
+
+    async def _serve_as_http(
+        self, call: Call, reservation: Reservation, *, from_metadata: bool = False
+    ) -> None:
+        """Serve an RPC as the request over HTTP that asks for the same.
+
+        The config of a model comes ``from_metadata`` if its server has none. Raises GatewayError:
+        400 for an invalid request, 501 for an RPC that HTTP has nothing like.
+        """
+        name = self._rpc.name
+        if name not in RPCS:
+            raise GatewayError(ErrorKind.UNSUPPORTED, f"{name} has no counterpart over HTTP")
+        path, body = read_request(name, await receive_message(call, reservation))
+        readiness = _READINESS.get(name)
+
+        def convert(status: int, _headers: CIMultiDict[str], document: bytes) -> Chunks:
+            if readiness is not None and status in _IS_READY:
+                return [write_response(name, {readiness: _IS_READY[status]})]
+            if status != 200:
+                raise HttpError(status, document)
+            parsed = parse_json(document)
+            return [write_model_config(parsed) if from_metadata else write_response(name, parsed)]
+
+        operation = call.operation
+        if from_metadata:
+            name = "ModelMetadata"
+            operation = replace(operation, kind=OperationKind.MODEL_METADATA)
+        as_http = http_request_of(name, path, body)
+        check_target(as_http.method, as_http.target)
+        request = HttpFormRequest(
+            call.request,
+            as_http.method,
+            as_http.target,
+            _JSON if as_http.has_body else _NO_BODY,
+            orjson.dumps(body) if as_http.has_body else b"",
+        )
+        cap = call.destination.limits.max_buffered_body_bytes
+        response = HttpFormResponse(call.response, convert, cap, reservation)
+        call = replace(call, request=request, response=response, operation=operation)
+        try:
+            await self._make_http(scope_of(call)).serve(call)
+        except GatewayError as error:
+            if readiness is None or error.kind is not ErrorKind.NOT_READY:
+                raise
+            await response.send(error.kind.value.status, "", CIMultiDict(), b"")
+
+
+class OwnRpcHandler(RpcHandler):
+    """Serves an RPC of the gateway itself, or over several servers."""
+
+    async def serve(self, call: Call) -> None:
+        """Serve a call in a task."""
+        with call.reserve() as reservation:
+            if self._rpc.is_reflection:
+                await serve_reflection(call, reservation)
+            elif self._rpc.service == HEALTH_SERVICE:
+                await serve_health(call, self._rpc, reservation)
+            else:
+                await self._serve_as_http(call, reservation)

@@ -12,28 +12,22 @@ from multidict import CIMultiDict, CIMultiDictProxy
 from gateway.codec.response_form import ResponseForm
 from gateway.codec.v2.tensor_check import NoTensorsError
 from gateway.errors import GatewayError, ServerName, describe_error, name_server
-from gateway.http1.head import RequestHead, ResponseHead, parse_lines
+from gateway.http1.head import STATUSES_WITHOUT_BODY, RequestHead, ResponseHead, parse_lines
 from gateway.observe.call_record import CallRecord
 from gateway.protocol.grpc.framing import PREFIX_SIZE, is_one_message
 from gateway.protocol.grpc.headers import STATUS, is_grpc_type, read_message, read_status
 from gateway.protocol.grpc.status import GrpcStatus, http_status, status_name
 from gateway.protocol.messages import ALL_BINARY, OutputEncoding
 from gateway.protocol.operations import Operation
-from gateway.proxy.admission.deadline import Deadline
 from gateway.proxy.destination import Destination, Limits, Upstream
+from gateway.proxy.headers import ResponseHeaderPolicy, connection_options, end_to_end, with_body
 from gateway.proxy.infer.convert_buffered_request import ReceivedRequest
-from gateway.proxy.interfaces import Call, ClientResponse, ResponseTemplate
+from gateway.proxy.interfaces import Call, ResponseTemplate
 from gateway.proxy.passthrough import ResponseRelay
-from gateway.proxy.response_headers import ResponseHeaderPolicy
-from gateway.sizes import CONVERT_CHUNK
+from gateway.sizes import CACHED_HEADS, CONVERT_CHUNK
+from gateway.system.bounded_cache import BoundedCache
 from gateway.upstream.content_decoding import quote_error
-from gateway.upstream.transport import (
-    Body,
-    FieldLines,
-    RequestTemplate,
-    UpstreamRequest,
-    UpstreamResponse,
-)
+from gateway.upstream.transport import Body, FieldLines, RequestTemplate, UpstreamRequest
 
 ClientMessage = tuple[ResponseTemplate, bytes, bytes | memoryview, FieldLines]
 """A response for a client: its template, the lines of further headers, its body and trailers."""
@@ -91,18 +85,6 @@ class ServerRequest:
     def output_encoding(self) -> OutputEncoding:
         """Return how the client wants its outputs."""
         return ALL_BINARY if self.received is None else self.received.request.head.output_encoding
-
-    def relay_of(
-        self,
-        received: UpstreamResponse,
-        server: ServerName,
-        response: ClientResponse,
-        destination: Destination,
-        deadline: Deadline,
-    ) -> ResponseRelay:
-        """Return a server's response on its way to the client."""
-        encoding, form = self.output_encoding, self.response_form
-        return ResponseRelay(received, server, response, destination, deadline, encoding, form)
 
     def for_attempts(self, lines: bytes, *, waits_for_chunks: bool) -> UpstreamRequest:
         """Return the request as UpstreamCall sends it; ``lines`` are all beside the template's."""
@@ -264,11 +246,11 @@ class BufferedHandler(CallHandler):
     ) -> ServerRequest | None:
         """Return the request for a server; None if the call takes the streaming path."""
 
-    @abstractmethod
     def passes_untouched(
         self, request: ServerRequest, head: ResponseHead, destination: Destination
     ) -> bool:
         """Tell by its head whether the client gets a response as it is."""
+        return request.received is None
 
     @abstractmethod
     def to_client(self, response: ServerResponse) -> ClientMessage | None:
@@ -288,3 +270,66 @@ def explain(error: GatewayError, response: ServerResponse) -> GatewayError:
     if isinstance(error, NoTensorsError):
         error = error.quoting(bytes(response.body[:CONVERT_CHUNK]))
     return name_server(response.server, error)
+
+
+_templates: BoundedCache[tuple[object, ...], ResponseTemplate] = BoundedCache(CACHED_HEADS)
+
+
+def response_template(
+    head: ResponseHead,
+    policy: ResponseHeaderPolicy | None,
+    content_type: str | None = None,
+    *,
+    has_new_body: bool = False,
+) -> ResponseTemplate:
+    """Return the template of responses with the same key.
+
+    A new body has another size, and another ``content_type`` if one is given.
+    """
+    key = head.key, policy, content_type, has_new_body
+    if (template := _templates.get(key)) is not None:
+        return template
+    keyed = CIMultiDictProxy(CIMultiDict(head.keyed_headers))
+    if has_new_body:
+        headers = with_body(keyed, {} if content_type is None else {"Content-Type": content_type})
+    else:
+        headers = end_to_end(keyed)
+    return _templates.put(key, make_template(head, headers, policy))
+
+
+def make_template(
+    head: ResponseHead,
+    headers: CIMultiDict[str],
+    policy: ResponseHeaderPolicy | None,
+    *,
+    states_length: bool = True,
+) -> ResponseTemplate:
+    """Make a template of ``headers``, which are those of the head that pass to the client."""
+    lines = tuple(headers.items())
+    if policy is not None:
+        lines = policy.apply_to_lines(lines)
+    dropped = connection_options(head.headers)
+    return ResponseTemplate(head.status, head.reason, lines, dropped, states_length)
+
+
+def untouched_message(
+    head: ResponseHead, body: bytes | memoryview, policy: ResponseHeaderPolicy | None
+) -> ClientMessage:
+    """Return a server's response as it is."""
+    template = response_template(head, policy)
+    lines = passed_lines(head, template)
+    if head.status in STATUSES_WITHOUT_BODY and "Content-Length" in head.headers:
+        # It is that of a body that is not sent: RFC 9110, section 8.6.
+        lines += b"Content-Length: %s\r\n" % head.headers["Content-Length"].encode()
+    return template, lines, body, ()
+
+
+def passed_lines(head: ResponseHead, template: ResponseTemplate) -> bytes:
+    """Return the lines that pass to the client as they came."""
+    if not template.dropped:
+        return head.passed
+    return b"".join(
+        line + b"\r\n"
+        for line in head.passed.split(b"\r\n")
+        if line and line.partition(b":")[0].decode("latin-1").lower() not in template.dropped
+    )

@@ -1,11 +1,19 @@
-"""Inference in JSON, binary or raw binary form: sent in the server's form, and back."""
+"""Inference in JSON, binary or raw binary form: sent in the server's form, and back.
+
+A V1 prediction is sent as the infer request that asks for the same.
+"""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from contextlib import closing
 from dataclasses import replace
 from typing import Final
 
+from multidict import CIMultiDict, CIMultiDictProxy
+
+from gateway.codec.v1.buffered_request import read_prediction
+from gateway.codec.v1.request import PredictRequestReader
 from gateway.codec.v2.binary_request import write_binary_header
 from gateway.codec.v2.buffered_response import (
     ConvertedResponse,
@@ -14,15 +22,19 @@ from gateway.codec.v2.buffered_response import (
     convert_large_body,
 )
 from gateway.codec.v2.request import MAX_FAST_REQUEST
-from gateway.errors import GatewayError, name_server_in_errors
+from gateway.errors import GatewayError, ModelMismatchError, bad_request, name_server_in_errors
 from gateway.http1.head import RequestHead, ResponseHead
 from gateway.protocol.grpc.framing import frame
 from gateway.protocol.grpc.headers import TIMEOUT
-from gateway.protocol.messages import InferRequestHead
+from gateway.protocol.messages import InferRequest, InferRequestHead
+from gateway.protocol.operations import infer_path
 from gateway.protocol.request_header import header_length
 from gateway.protocol.response_header import ResponseAction, reads_response
+from gateway.protocol.tensors import ModelMetadata
+from gateway.protocol.v1 import error_document
+from gateway.proxy.admission.memory_budget import Reservation
 from gateway.proxy.attempts.retry import send_call
-from gateway.proxy.body_io import prepend
+from gateway.proxy.body_io import ClientBody, prepend
 from gateway.proxy.calls.handler import (
     BufferedHandler,
     ClientMessage,
@@ -30,17 +42,29 @@ from gateway.proxy.calls.handler import (
     ServerRequest,
     ServerResponse,
     explain,
+    passed_lines,
+    response_template,
+    untouched_message,
 )
-from gateway.proxy.calls.templates import passed_lines, response_template, untouched_message
 from gateway.proxy.destination import Destination, Upstream
+from gateway.proxy.filters.forwarded_headers import REQUEST_ID
 from gateway.proxy.headers import with_body
 from gateway.proxy.infer.convert_buffered_request import (
     ReceivedRequest,
     cached_outputs_to_list,
     is_accepted,
     read_buffered,
+    read_buffered_prediction,
+    received_prediction,
 )
-from gateway.proxy.infer.convert_request import check_request, outputs_to_list, receive_request
+from gateway.proxy.infer.convert_request import (
+    check_request,
+    feed_body,
+    json_body,
+    model_metadata,
+    outputs_to_list,
+    receive_request,
+)
 from gateway.proxy.infer.convert_response import convert_response, plan_response
 from gateway.proxy.infer.grpc_upstream import (
     binary_body,
@@ -50,11 +74,11 @@ from gateway.proxy.infer.grpc_upstream import (
     infer_message,
     with_all_data,
 )
-from gateway.proxy.infer.json_upstream import json_body
 from gateway.proxy.interfaces import Call
-from gateway.proxy.passthrough import ResponseRelay
+from gateway.proxy.passthrough import ResponseRelay, passthrough
 from gateway.sizes import CONVERT_CHUNK, MAX_FAST_RESPONSE, MAX_UNSCHEDULED
 from gateway.system.buffers import MAX_WINDOW
+from gateway.upstream.metadata_cache import UpstreamResponseError
 from gateway.upstream.transport import Body, HeaderLines, RequestTemplate
 
 _MAX_CACHED_OUTPUTS = 32
@@ -106,7 +130,7 @@ class InferHandler(BufferedHandler):
         if self.sends_grpc(destination.upstream):
             if received.request.missing_size or _has_grpc_fields(head, self.is_grpc):
                 return None  # the streaming path drops the fields
-            return self._write_grpc(received, destination)
+            return self._write_grpc(received, received.request, destination)
         unlisted = cached_outputs_to_list(self._operation, destination, received.request.head)
         if unlisted is None:
             return None
@@ -128,24 +152,28 @@ class InferHandler(BufferedHandler):
         Raises GatewayError (400), before any server sees the request, as ``check_request``.
         """
         await check_request(call, received)
-        destination = call.destination
-        if not self.sends_grpc(destination.upstream):
-            unlisted = await outputs_to_list(call, received.request)
-            await self._exchange(call, self._write_http(received, unlisted, destination))
-            return
-        with call.reserve() as reservation:
-            complete = await with_all_data(received, destination, reservation)
-            await self._exchange(call, self._write_grpc(complete, destination))
-
-    async def _exchange(self, call: Call, request: ServerRequest) -> None:
         destination, record = call.destination, call.response.record
-        record.server_form = request.form
-        record.request_elements = request.elements
-        sent = request.for_attempts(request.lines, waits_for_chunks=True)
-        async with send_call(call, sent) as upstream_call:
-            received, server = upstream_call.response, upstream_call.server
-            relay = request.relay_of(received, server, call.response, destination, call.deadline)
-            await self.relay(request, relay)
+        with call.reserve() as reservation:
+            if self.sends_grpc(destination.upstream):
+                complete = await with_all_data(received, destination, reservation)
+                request = self._write_grpc(received, complete, destination)
+            else:
+                unlisted = await outputs_to_list(call, received.request)
+                request = self._write_http(received, unlisted, destination)
+            record.server_form = request.form
+            record.request_elements = request.elements
+            sent = request.for_attempts(request.lines, waits_for_chunks=True)
+            async with send_call(call, sent) as upstream_call:
+                relay = ResponseRelay(
+                    upstream_call.response,
+                    upstream_call.server,
+                    call.response,
+                    destination,
+                    call.deadline,
+                    request.output_encoding,
+                    request.response_form,
+                )
+                await self.relay(request, relay)
 
     def _write_http(
         self, received: ReceivedRequest, unlisted: tuple[str, ...], destination: Destination
@@ -174,9 +202,11 @@ class InferHandler(BufferedHandler):
         form = "binary" if dialect.binary else "json"
         return ServerRequest(template, lines, content, received, form, elements)
 
-    def _write_grpc(self, received: ReceivedRequest, destination: Destination) -> ServerRequest:
+    def _write_grpc(
+        self, received: ReceivedRequest, complete: InferRequest, destination: Destination
+    ) -> ServerRequest:
         form = destination.upstream.dialect.grpc
-        message = infer_message(received.request, self._operation, form)
+        message = infer_message(complete, self._operation, form)
         if (template := self._grpc_templates.get(form.service)) is None:
             headers: HeaderLines = tuple(grpc_headers(with_body(self._scope.headers, {})).items())
             template = RequestTemplate("POST", f"/{form.service}/ModelInfer", headers)
@@ -208,7 +238,9 @@ class InferHandler(BufferedHandler):
         self, request: ServerRequest, head: ResponseHead, destination: Destination
     ) -> bool:
         """Tell by its head whether the client gets a response as it is."""
-        if request.is_grpc:
+        if request.received is None:
+            return True
+        if request.is_grpc or self.is_grpc:
             return False
         try:
             plan = self._plan(request, head, destination)
@@ -344,3 +376,73 @@ def convert_whole(
 
 def _header_length_line(size: int) -> bytes:
     return b"Inference-Header-Content-Length: %d\r\n" % size
+
+
+class PredictHandler(InferHandler):
+    """Converts V1 predictions to infer requests."""
+
+    def __init__(self, scope: HandlerScope) -> None:
+        passed = CIMultiDict(scope.headers)
+        passed.popall("Accept-Encoding", None)  # the gateway reads the response
+        target = infer_path(scope.operation) + "".join(scope.target.partition("?")[1:])
+        as_infer = replace(scope, method="POST", target=target, headers=CIMultiDictProxy(passed))
+        super().__init__(as_infer, None, MAX_UNSCHEDULED)
+
+    def to_server(
+        self, head: RequestHead, body: bytes, destination: Destination, request_id: str
+    ) -> ServerRequest | None:
+        """Return the request for a server."""
+        if not request_id:  # ids are off, so that the client's own passes
+            own = [field.value for field in head.noted if field.lower == "x-request-id"]
+            request_id = own[0] if own and own[0].isascii() else ""
+        received = read_buffered_prediction(self._operation, destination, body, request_id)
+        return None if received is None else self._write(head, received, destination)
+
+    async def serve(self, call: Call) -> None:
+        """Serve a call in a task; one that cannot be converted passes to a server of V1."""
+        destination, operation = call.destination, call.operation
+        model = await _model_metadata(call)
+        if not model.inputs:
+            if not destination.upstream.dialect.speaks_v1:
+                raise bad_request(
+                    f"the metadata of model '{model.name}' lists no inputs; the gateway needs them "
+                    "to convert a V1 request"
+                )
+            await passthrough(call, inference=operation.kind)
+            return
+        body = ClientBody(call.request, destination.limits.max_request_bytes, call.deadline)
+        with call.reserve() as reservation:
+            try:
+                received = await _read(call, body, model, reservation)
+            except ModelMismatchError:
+                # The model may have changed: the next request is checked against its new metadata.
+                destination.upstream.metadata.recheck(operation.model or "", operation.version)
+                raise
+            reservation.resize(received.buffered_size)
+            await self.send(call, received)
+
+
+async def _model_metadata(call: Call) -> ModelMetadata:
+    try:
+        return await model_metadata(call)
+    except UpstreamResponseError as error:
+        document = error_document(error.body, "the server does not tell of this model")
+        raise UpstreamResponseError(error.status, "application/json", document) from None
+
+
+async def _read(
+    call: Call, body: ClientBody, model: ModelMetadata, reservation: Reservation
+) -> ReceivedRequest:
+    limits, request_id = call.destination.limits, call.request.headers.get(REQUEST_ID, "")
+    if not request_id.isascii():
+        request_id = ""
+    if body.size == 0:
+        raise bad_request("the request has no body")
+    if body.size is not None and body.size <= MAX_UNSCHEDULED:
+        content = await body.read_all(reservation)
+        return received_prediction(
+            *read_prediction(content, model, *limits.reader_caps, request_id)
+        )
+    with closing(PredictRequestReader(model, *limits.reader_caps)) as reader:
+        await feed_body(reader, body, call.destination.scheduler, reservation)
+        return received_prediction(*reader.finish(request_id))

@@ -7,17 +7,19 @@ from functools import partial
 from typing import Final, NamedTuple
 
 from gateway.protocol.operations import OperationKind
-from gateway.proxy.calls.grpc import make_grpc_infer_handler
+from gateway.proxy.calls.grpc import OwnRpcHandler, RpcHandler, make_grpc_infer_handler
 from gateway.proxy.calls.handler import MakeHandler, OwnHandler
-from gateway.proxy.calls.infer import make_infer_handler
+from gateway.proxy.calls.infer import PredictHandler, make_infer_handler
 from gateway.proxy.calls.passthrough import GenerateHandler, PassthroughHandler
-from gateway.proxy.calls.predict import PredictHandler
-from gateway.proxy.calls.rpcs import OwnRpcHandler, RpcHandler
-from gateway.proxy.cluster.broadcast import load
-from gateway.proxy.cluster.health import live, ready
 from gateway.proxy.cluster.model_lists import repository_index, statistics, v1_models
-from gateway.proxy.cluster.server_metadata import server_metadata
-from gateway.proxy.cluster.server_settings import log_settings, trace_settings
+from gateway.proxy.cluster.server_operations import (
+    live,
+    load,
+    log_settings,
+    ready,
+    server_metadata,
+    trace_settings,
+)
 from gateway.proxy.interfaces import Call
 from gateway.proxy.router import RouteMatch
 

@@ -7,7 +7,7 @@ from typing import Final
 from gateway.codec.json.body_checks import nests_deeper
 from gateway.codec.v2.tensor_check import tensor_check
 from gateway.errors import GatewayError
-from gateway.http1.head import RequestHead, ResponseHead
+from gateway.http1.head import RequestHead
 from gateway.protocol.operations import QUERIES, OperationKind
 from gateway.proxy.calls.handler import (
     BufferedHandler,
@@ -16,8 +16,8 @@ from gateway.proxy.calls.handler import (
     ServerRequest,
     ServerResponse,
     explain,
+    untouched_message,
 )
-from gateway.proxy.calls.templates import untouched_message
 from gateway.proxy.destination import Destination
 from gateway.proxy.infer.generate import generate
 from gateway.proxy.interfaces import Call
@@ -50,12 +50,6 @@ class PassthroughHandler(BufferedHandler):
         elif self._template.method != "GET":
             return None  # the transport must state how the body is framed
         return ServerRequest(self._template, lines, (body,), is_query=self._is_query)
-
-    def passes_untouched(
-        self, request: ServerRequest, head: ResponseHead, destination: Destination
-    ) -> bool:
-        """Tell by its head whether the client gets a response as it is."""
-        return True
 
     def to_client(self, response: ServerResponse) -> ClientMessage:
         """Return a complete response."""

@@ -32,7 +32,7 @@ from gateway.proxy.calls.handler import BufferedHandler, HandlerScope
 from gateway.proxy.calls.infer import InferHandler
 from gateway.proxy.calls.kinds import OPERATORS, kind_of
 from gateway.proxy.destination import Destination, Limits
-from gateway.proxy.filters.chain import FILTERED_HEADERS, any_filter_applies
+from gateway.proxy.filters.body_filters import FILTERED_HEADERS, any_filter_applies
 from gateway.proxy.filters.forwarded_headers import NOTED_HEADERS
 from gateway.proxy.filters.mirror import MirroredRequest
 from gateway.proxy.grpc.request import NamedModel
@@ -138,13 +138,12 @@ class Planner:
     def _plan_of(self, head: RequestHead, target: str) -> RoutePlan | GrpcPlan:
         plan = self._plans.get(head.key)
         if plan is None:
-            plan = self._plans.put(head.key, self._make_plan(head, target))
+            if head.method == "POST" and is_grpc_type(head.headers.get("Content-Type", "")):
+                plan = GrpcPlan(find_method(target), target)
+            else:
+                plan = self._plan_route(head, target)
+            self._plans.put(head.key, plan)
         return plan
-
-    def _make_plan(self, head: RequestHead, target: str) -> RoutePlan | GrpcPlan:
-        if head.method == "POST" and is_grpc_type(head.headers.get("Content-Type", "")):
-            return GrpcPlan(find_method(target), target)
-        return self._plan_route(head, target)
 
     def _plan_route(
         self, head: RequestHead, target: str, rpcs: tuple[Operation, ...] = ()

@@ -27,7 +27,6 @@ from gateway.protocol.v1 import (
 )
 from gateway.proxy.admission.deadline import Deadline
 from gateway.proxy.admission.memory_budget import Reservation
-from gateway.proxy.cluster.broadcast import buffer_body
 from gateway.proxy.cluster.scatter_gather import (
     FAILED_ENDPOINTS,
     BufferedResponse,
@@ -40,6 +39,7 @@ from gateway.proxy.cluster.scatter_gather import (
     send_merged,
     server_names,
 )
+from gateway.proxy.cluster.server_operations import buffer_body
 from gateway.proxy.destination import Upstream
 from gateway.proxy.interfaces import Call
 from gateway.proxy.passthrough import passthrough

@@ -20,8 +20,8 @@ from multidict import CIMultiDict, CIMultiDictProxy
 from gateway.errors import ErrorKind, GatewayError, strip_tracebacks
 from gateway.observe.call_record import CallRecord
 from gateway.observe.call_trace import CallTrace
+from gateway.observe.failure_log import MirrorStats
 from gateway.observe.gateway_metrics import MirrorMetrics
-from gateway.observe.mirror_stats import MirrorStats
 from gateway.protocol.operations import OPERATION_KINDS, Operation
 from gateway.proxy.destination import Destination
 from gateway.proxy.interfaces import Call, ClientRequest, ClientResponse, HeaderLines
@@ -154,14 +154,12 @@ class MirroredRequest(ClientRequest):
         headers: CIMultiDictProxy[str],
         content_length: int | None,
         operation: Operation,
-        record: CallRecord | None = None,
+        record: CallRecord,
     ) -> None:
         self.record = record
-        """That of the client's call, if that is traced."""
+        """That of the client's call."""
         self.trace: CallTrace | None = None
-        if record is None or record.trace is None:
-            self.record = None
-        else:
+        if record.trace is not None:
             self.trace = record.trace.copy_for_mirror(mirror.destination.upstream.name)
         self.method = method
         self.target = target
@@ -223,7 +221,7 @@ class MirroredRequest(ClientRequest):
 
 @contextmanager
 def tee(
-    request: ClientRequest, operation: Operation, mirror: Mirror, record: CallRecord | None = None
+    request: ClientRequest, operation: Operation, mirror: Mirror, record: CallRecord
 ) -> Iterator[ClientRequest]:
     """Yield the request to read instead; its body goes to the mirror too."""
     length = request.content_length
@@ -297,7 +295,7 @@ class DiscardResponse(ClientResponse):
 def _report_trace(copy: MirroredRequest, response: DiscardResponse) -> None:
     """Report the span of a copy, if the client's call is traced."""
     record, main = response.record, copy.record
-    if record.trace is None or main is None:
+    if record.trace is None:
         return
     record.seconds = time.perf_counter() - record.started
     record.labels, record.request_id = main.labels, main.request_id

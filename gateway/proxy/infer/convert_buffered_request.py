@@ -56,17 +56,6 @@ class ReceivedRequest:
         self.response_form: Final = response_form
         self.wants_raw: Final = wants_raw
 
-    def with_data(self, request: InferRequest) -> ReceivedRequest:
-        """Return the same request with all of its data."""
-        return ReceivedRequest(
-            request,
-            request.chunks,
-            self.uses_metadata,
-            self.is_raw_binary,
-            self.response_form,
-            self.wants_raw,
-        )
-
     @property
     def is_idempotent(self) -> bool:
         """Whether a server may execute the request twice; see UpstreamRequest."""

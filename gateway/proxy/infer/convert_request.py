@@ -1,11 +1,12 @@
-"""Reads infer requests of every encoding."""
+"""Reads infer requests of every encoding, and writes them for servers that accept only JSON."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Sequence
 
 from gateway.codec.v1.request import PredictRequestReader
+from gateway.codec.v2.json_writer import JsonRequestWriter
 from gateway.codec.v2.request import (
     MAX_CACHED_HEADER,
     MAX_FAST_REQUEST,
@@ -23,7 +24,7 @@ from gateway.protocol.tensors import ModelMetadata
 from gateway.proxy.admission.conversion_scheduler import ConversionScheduler
 from gateway.proxy.admission.memory_budget import Reservation, run_steps
 from gateway.proxy.attempts.retry import use_reachable_endpoint
-from gateway.proxy.body_io import Chunks, ClientBody, buffer_chunks
+from gateway.proxy.body_io import Chunks, ClientBody, buffer_chunks, slices, stream
 from gateway.proxy.destination import Destination
 from gateway.proxy.infer.convert_buffered_request import (
     ReceivedRequest,
@@ -32,9 +33,9 @@ from gateway.proxy.infer.convert_buffered_request import (
     read_buffered,
 )
 from gateway.proxy.interfaces import Call
-from gateway.sizes import CONVERT_CHUNK, MAX_UNSCHEDULED
+from gateway.sizes import CONVERT_CHUNK, ENCODE_CHUNK, MAX_UNSCHEDULED
 from gateway.upstream.metadata_cache import UpstreamResponseError
-from gateway.upstream.transport import UpstreamEndpoint
+from gateway.upstream.transport import Body, UpstreamEndpoint
 
 _FIRST_SERVER_ERROR = 500
 _NOT_IMPLEMENTED = 501
@@ -283,3 +284,46 @@ async def check_request(call: Call, received: ReceivedRequest) -> None:
     check_classified_inputs(head)
     outputs = (await model_metadata(call)).outputs
     check_classified_outputs(features, outputs, call.operation.model)
+
+
+_MAX_BUFFERED = 16 * 1024
+"""Bytes of a binary request that is written in one go; its JSON is mostly four times as large."""
+_MAX_BUFFERED_PIECES = 64
+"""Pieces of it: one for each tensor, which takes some 20 us, however small it is."""
+
+
+def json_body(body: Body, request: InferRequest, destination: Destination) -> Body:
+    """Write a request as JSON; ``body`` is the data of its tensors.
+
+    A small buffered request is written in one go; raises GatewayError (400) for what JSON cannot
+    hold. A larger one is written while it is sent, anew for each attempt. A streamed request is
+    written as it arrives.
+    """
+
+    async def write(chunks: Chunks) -> AsyncIterator[bytes]:
+        writer = JsonRequestWriter(request, destination.policies)
+        async for piece in slices(chunks, ENCODE_CHUNK, destination.scheduler):
+            yield writer.feed(piece)
+        yield writer.finish()
+
+    assert body is not None
+    if isinstance(body, AsyncIterator):
+        return write(body)
+    assert not isinstance(body, AsyncIterable)
+    pieces = body
+    if request.data_size > _MAX_BUFFERED or len(pieces) > _MAX_BUFFERED_PIECES:
+        return _Repeatable(lambda: write(stream(map(memoryview, pieces))))
+    writer = JsonRequestWriter(request, destination.policies)
+    text = b"".join([writer.feed(data) for data in body])
+    return [text + writer.finish()]
+
+
+class _Repeatable(AsyncIterable[bytes]):
+    """A body that can be sent more than once, as each iteration starts it anew."""
+
+    def __init__(self, start: Callable[[], AsyncIterator[bytes]]) -> None:
+        self._start = start
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        """Start the body."""
+        return self._start()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -35,13 +35,13 @@ from gateway.protocol.response_header import (
 )
 from gateway.proxy.admission.memory_budget import Reservation, run_steps
 from gateway.proxy.body_io import (
-    ChunkJoiner,
     Chunks,
+    coalesce,
+    feed_each,
     prepend,
     read_first,
     relay_chunks,
     slices,
-    split,
     stream,
     write,
 )
@@ -101,12 +101,12 @@ async def convert_response(relay: ResponseRelay) -> None:
             relay = replace(relay, upstream_response=decoded)
             plan = await _plan(relay)
         size = relay.upstream_response.content_length
+        is_json = plan.action is ResponseAction.WRITE_JSON and relay.form is None
+        max_whole = MAX_FAST_RESPONSE if is_json else CONVERT_CHUNK
         if plan.action is ResponseAction.UNTOUCHED and relay.form is None:
             await relay_response(relay, check=plan.check)
-        elif size is not None and size <= CONVERT_CHUNK:
-            await _convert_buffered(relay, plan)
-        elif size is not None and size <= MAX_FAST_RESPONSE and relay.form is None:
-            await _convert_large(relay, plan)
+        elif size is not None and size <= max_whole:
+            await _convert_whole(relay, plan)
         else:
             await _convert_streamed(relay, plan, relay.chunks())
 
@@ -120,11 +120,17 @@ async def _plan(relay: ResponseRelay) -> ResponsePlan:
         raise await quote_body(error, relay) from None
 
 
-async def _convert_buffered(relay: ResponseRelay, plan: ResponsePlan) -> None:
+async def _convert_whole(relay: ResponseRelay, plan: ResponsePlan) -> None:
+    """Convert a response at once, as the fast path does; a large one if it is of numbers alone."""
     response = relay.upstream_response
     body = await relay.read_all()
     converted: ConvertedResponse | None
-    if relay.form is None:
+    if len(body) > CONVERT_CHUNK:
+        converted = convert_large_body(body, plan)
+        if converted is None:
+            await _convert_streamed(relay, plan, stream((body,)))
+            return
+    elif relay.form is None:
         converted = convert_body(body, plan)
     else:
         head = response.status, response.reason, response.headers
@@ -145,19 +151,6 @@ async def _send(relay: ResponseRelay, converted: ConvertedResponse) -> None:
     await relay.send_body(converted.body, headers)
 
 
-async def _convert_large(relay: ResponseRelay, plan: ResponsePlan) -> None:
-    """Convert a response of numbers at once, as the fast path does, and any other in parts."""
-    if plan.action is not ResponseAction.WRITE_JSON:
-        await _convert_streamed(relay, plan, relay.chunks())
-        return
-    body = await relay.read_all()
-    converted = convert_large_body(body, plan)
-    if converted is None:
-        await _convert_streamed(relay, plan, stream((body,)))
-    else:
-        await _send(relay, converted)
-
-
 async def _convert_streamed(relay: ResponseRelay, plan: ResponsePlan, chunks: Chunks) -> None:
     response = relay.upstream_response
     if plan.check is not None and plan.header_size is None:
@@ -165,7 +158,7 @@ async def _convert_streamed(relay: ResponseRelay, plan: ResponsePlan, chunks: Ch
         if plan.action is ResponseAction.FILL and relay.form is None:  # else it is read
             chunks = check_end(chunks, end, response.content_length)
     if plan.action is not ResponseAction.UNTOUCHED and plan.header_size is None:
-        chunks = check_all_json(chunks)
+        chunks = feed_each(chunks, HeaderLengthCheck().feed)  # raises if tensors follow
     if plan.action in (ResponseAction.ENCODE, ResponseAction.ENCODE_UNLESS_FITTING):
         await _encode(relay, plan, chunks)
     elif relay.form is not None:
@@ -174,14 +167,6 @@ async def _convert_streamed(relay: ResponseRelay, plan: ResponsePlan, chunks: Ch
         await relay_rewritten(relay, chunks, partial(fill_body, plan=plan), plan.header_cap)
     else:
         await _relay_text(relay, json_converter(plan.header_size, *plan.policies_and_caps), chunks)
-
-
-async def check_all_json(chunks: Chunks) -> Chunks:
-    """Yield a response without a header length; raises GatewayError (502) if tensors follow."""
-    check = HeaderLengthCheck()
-    async for chunk in chunks:
-        check.feed(chunk)
-        yield chunk
 
 
 async def _encode(relay: ResponseRelay, plan: ResponsePlan, chunks: Chunks) -> None:
@@ -249,117 +234,81 @@ async def _relay_text(
     converter: ResponseConverter,
     chunks: Chunks,
 ) -> None:
-    """Send the text of a response while it arrives; text of less than a chunk is sent at once.
+    """Send the text of a response while it arrives; text of less than a chunk is sent at once."""
+    response = relay.response
+    with relay.reserve() as reservation:
+        async for text in coalesce(_texts(relay, converter, chunks, reservation)):
+            if not response.started and len(text) < CONVERT_CHUNK:  # there is no more
+                whole = ConvertedResponse(bytes(text), elements=converter.element_count)
+                await _send(relay, whole)
+                return
+            if not response.started:
+                # The head is read by now, unless there is not even text before the first output.
+                response.record.response_elements = converter.element_count
+                changed = {"Content-Type": "application/json"}
+                await relay.start(with_body(relay.upstream_response.headers, changed))
+            await write(response, text, relay.deadline)
+        await response.finish()
+
+
+async def _texts(
+    relay: ResponseRelay,
+    converter: ResponseConverter,
+    chunks: Chunks,
+    reservation: Reservation,
+) -> AsyncIterator[TextChunk]:
+    """Yield the text of a response as it is converted; parts may be written by threads.
 
     Time slices are taken by the bytes converted, not by the text: buffered rows give no text for a
-    long time, and a server's data may all be there without a pause.
+    long time, and a server's data may all be there without a pause. Raises GatewayError (502, 406).
     """
-    scheduler = relay.destination.scheduler
+    destination = relay.destination
+    offloader = destination.offloader_for(relay.upstream_response.content_length)
     size = CONVERT_CHUNK if relay.form is None else ENCODE_CHUNK
-    with relay.reserve() as reservation:
-        sender = _TextSender(relay, converter, reservation)
-        async for chunk in chunks:
-            for piece in split(chunk, size):
-                await sender.convert(piece)
-                await scheduler.next_slice()
-        await sender.finish()
-
-
-class _TextSender:
-    """Sends the text of a response as it is converted; parts may be written by threads.
-
-    Text of less than a chunk waits for more.
-    """
-
-    def __init__(
-        self,
-        relay: ResponseRelay,
-        converter: ResponseConverter,
-        reservation: Reservation,
-    ) -> None:
-        self._relay = relay
-        self._converter = converter
-        self._reservation = reservation
-        self._offloader = relay.destination.offloader_for(relay.upstream_response.content_length)
-        self._parts: deque[TextChunk | OffloadedText] = deque()
-        self._joiner = ChunkJoiner()
-
-    async def convert(self, data: bytes | memoryview) -> None:
-        """Convert data, and send what text there is; raises GatewayError (502, 406)."""
-        try:
-            self._parts.extend(self._converter.parts(data, self._offloader))
-        except GatewayError:
-            await self._raise_first_error()
-            raise
-        # The text of up to one chunk waits for more.
-        buffered = CONVERT_CHUNK + self._converter.buffered_bytes + sum(map(_size_of, self._parts))
-        if self._relay.response.started:
-            self._reservation.resize_unchecked(buffered)
-        else:
-            self._reservation.resize(buffered)
-        await self._send_finished(_MAX_QUEUED_PARTS)
-
-    async def finish(self) -> None:
-        """Send the rest of the text, and end the response; raises GatewayError as ``convert``."""
-        try:
-            rest = self._converter.finish()
-        except GatewayError:
-            await self._raise_first_error()
-            raise
-        await self._send_finished(0)
-        unscheduled = 0
-        for text in rest:
-            await self._send(text)
-            unscheduled += len(text)
-            if unscheduled >= ENCODE_CHUNK:
-                unscheduled = 0
-                await self._relay.destination.scheduler.next_slice()
-        text = self._joiner.take_rest()
-        if self._relay.response.started:
-            if text:
-                await self._write(text)
-            await self._relay.response.finish()
-        else:
-            elements = self._converter.element_count
-            await _send(self._relay, ConvertedResponse(text, elements=elements))
-
-    async def _raise_first_error(self) -> None:
-        """Raise the error of the first part that has one: it stands before that of a later part."""
-        for part in self._parts:
+    parts: deque[TextChunk | OffloadedText] = deque()
+    try:
+        async for piece in slices(chunks, size, destination.scheduler):
+            parts.extend(converter.parts(piece, offloader))
+            # The text of up to one chunk waits for more.
+            buffered = CONVERT_CHUNK + converter.buffered_bytes + sum(map(_size_of, parts))
+            if relay.response.started:
+                reservation.resize_unchecked(buffered)
+            else:
+                reservation.resize(buffered)
+            async for text in _take_finished(parts, _MAX_QUEUED_PARTS):
+                yield text
+        rest = converter.finish()
+        async for text in _take_finished(parts, 0):
+            yield text
+    except GatewayError:
+        # The error of a part stands before that of what follows it.
+        for part in parts:
             if isinstance(part, OffloadedText):
                 await part.future.wait()
                 part.text()
+        raise
+    unscheduled = 0
+    for text in rest:
+        yield text
+        unscheduled += len(text)
+        if unscheduled >= ENCODE_CHUNK:
+            unscheduled = 0
+            await destination.scheduler.next_slice()
 
-    async def _send_finished(self, max_left: int) -> None:
-        """Send the finished parts in order, and wait for parts beyond ``max_left``."""
-        while self._parts:
-            part = self._parts[0]
-            if isinstance(part, OffloadedText):
-                if not part.future.done and len(self._parts) <= max_left:
-                    return
-                await part.future.wait()
-                part = part.text()
-            self._parts.popleft()
-            await self._send(part)
 
-    async def _send(self, text: TextChunk) -> None:
-        """Send text with what waits, if that is at least a chunk."""
-        chunk = self._joiner.add(text)
-        if not chunk:
-            return
-        if not self._relay.response.started:
-            await self._start()
-        await self._write(chunk)
-
-    async def _start(self) -> None:
-        relay = self._relay
-        # The response's head is read by now, unless there is not even text before the first output.
-        relay.response.record.response_elements = self._converter.element_count
-        changed = {"Content-Type": "application/json"}
-        await relay.start(with_body(relay.upstream_response.headers, changed))
-
-    async def _write(self, text: bytes | memoryview) -> None:
-        await write(self._relay.response, text, self._relay.deadline)
+async def _take_finished(
+    parts: deque[TextChunk | OffloadedText], max_left: int
+) -> AsyncIterator[TextChunk]:
+    """Take the finished parts in order, and wait for parts beyond ``max_left``."""
+    while parts:
+        part = parts[0]
+        if isinstance(part, OffloadedText):
+            if not part.future.done and len(parts) <= max_left:
+                return
+            await part.future.wait()
+            part = part.text()
+        parts.popleft()
+        yield part
 
 
 def _size_of(part: TextChunk | OffloadedText) -> int:

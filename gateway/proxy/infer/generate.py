@@ -49,6 +49,7 @@ from gateway.proxy.body_io import (
     Chunks,
     ClientBody,
     buffer_chunks,
+    feed_each,
     read_messages,
     response_chunks,
     split,
@@ -63,7 +64,7 @@ from gateway.proxy.passthrough import passthrough
 from gateway.sizes import CONVERT_CHUNK
 from gateway.upstream.content_decoding import decompress_message
 from gateway.upstream.grpc.endpoint import check_grpc_head, error_of_rpc
-from gateway.upstream.transport import UpstreamRequest, UpstreamResponse
+from gateway.upstream.transport import UpstreamResponse
 
 _RPC: Final = "ModelStreamInfer"
 _JSON_TYPE: Final = "application/json"
@@ -109,7 +110,11 @@ async def generate(call: Call) -> None:
     with call.reserve() as reservation, call.reserve() as buffered:
         received = await _receive(call, reservation)
         await check_request(call, received)
-        upstream_request = _write_request(call, received.request)
+        model = decode_utf8_name(call.operation.model or "", "model")
+        version = decode_utf8_name(call.operation.version or "", "version")
+        message = write_infer_request(received.request, model, version)
+        headers = with_body(call.request.headers, {})
+        upstream_request = one_message_request(_RPC, message, headers)
         reservation.resize(received.buffered_size)
         record.server_form = "grpc"
         record.request_elements = received.request.head.element_count
@@ -137,7 +142,7 @@ async def _receive(call: Call, reservation: Reservation) -> ReceivedRequest:
     model = await model_metadata(call)
     body = ClientBody(call.request, limits.max_request_bytes, call.deadline)
     cap = min(MAX_GENERATE_REQUEST, limits.max_buffered_body_bytes)
-    chunks = _check(body, GenerateBodyCheck(limits.max_json_depth))
+    chunks = feed_each(body.read_rest(), GenerateBodyCheck(limits.max_json_depth).feed)
     text = b"".join(await buffer_chunks(chunks, reservation, cap, generate_too_large))
     if not text:
         raise bad_request("the request has no body")
@@ -154,12 +159,6 @@ async def _read(call: Call, text: bytes, model: ModelMetadata) -> InferRequest:
     inputs = await _read_inputs(call, read.infer_json)
     head = InferRequestHead(inputs.head.inputs, parameters=read.parameters)
     return InferRequest(head, read.id, inputs.tensors)
-
-
-async def _check(body: ClientBody, check: GenerateBodyCheck) -> Chunks:
-    async for chunk in body.read_rest():
-        check.feed(chunk)
-        yield chunk
 
 
 async def _read_inputs(call: Call, text: bytes) -> InferRequest:
@@ -179,14 +178,6 @@ async def _read_inputs(call: Call, text: bytes) -> InferRequest:
         reader.feed(b"", last=True)
         await run_steps(reader, reservation, destination.scheduler)
         return reader.finish()
-
-
-def _write_request(call: Call, request: InferRequest) -> UpstreamRequest:
-    operation = call.operation
-    model = decode_utf8_name(operation.model or "", "model")
-    version = decode_utf8_name(operation.version or "", "version")
-    message = write_infer_request(request, model, version)
-    return one_message_request(_RPC, message, with_body(call.request.headers, {}))
 
 
 # -------------------------------------------------------------------------------- response

@@ -65,7 +65,7 @@ def grpc_headers(headers: CIMultiDict[str]) -> CIMultiDict[str]:
 
 async def with_all_data(
     received: ReceivedRequest, destination: Destination, reservation: Reservation
-) -> ReceivedRequest:
+) -> InferRequest:
     """Return a request with all of its data; what is still to come is buffered.
 
     A message begins with its size. Raises GatewayError: 400 as the body does, 413 over the cap.
@@ -75,7 +75,7 @@ async def with_all_data(
         cap = destination.limits.max_buffered_body_bytes
         body = await buffer_chunks(body, reservation, cap, _too_large)
     elif not request.missing_size:
-        return received
+        return request
     data = memoryview(b"".join(body))
     tensors: list[Sequence[bytes | memoryview]] = []
     start = 0
@@ -83,7 +83,7 @@ async def with_all_data(
         if tensor.binary_size is not None:
             tensors.append((data[start : start + tensor.binary_size],))
             start += tensor.binary_size
-    return received.with_data(InferRequest(request.head, request.id, tuple(tensors)))
+    return InferRequest(request.head, request.id, tuple(tensors))
 
 
 async def in_binary_form(

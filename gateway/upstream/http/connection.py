@@ -10,12 +10,10 @@ from http import HTTPStatus
 from gateway.errors import ErrorKind, GatewayError, ServerName, bad_response, strip_tracebacks
 from gateway.http1.body import BodyDecoder, ChunkedDecoder, LengthDecoder, UntilCloseDecoder
 from gateway.http1.connection import HEAD_COPIES, Http1Body, Http1Connection
-from gateway.http1.head import MAX_CACHED_HEAD, HeadParser, MalformedError, ResponseHead
-from gateway.http1.head_reader import HeadReader
+from gateway.http1.head import MAX_CACHED_HEAD, HeadParser, HeadReader, MalformedError, ResponseHead
 from gateway.sizes import MAX_FAST_RESPONSE
 from gateway.system.buffers import MAX_WINDOW, BufferAccount
-from gateway.upstream.address import ClosedTransport
-from gateway.upstream.connect_errors import describe_certificate_refusal
+from gateway.upstream.address import ClosedTransport, describe_certificate_refusal
 from gateway.upstream.exchange import WRITE_CHUNK, Exchange
 from gateway.upstream.transport import KEYED_RESPONSE_HEADERS
 

@@ -1,28 +1,33 @@
-"""An endpoint that speaks HTTP/1.1: it sends requests over pooled connections."""
+"""An endpoint that speaks HTTP/1.1: it sends requests over pooled connections.
+
+These are idle ones, released ones, and new ones.
+"""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterable, Iterable, Sequence
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterable, Awaitable, Callable, Iterable, Sequence
 from typing import Final, Literal
 
 from gateway.http1.head import encode_head_lines
 from gateway.sizes import CACHED_HEADS
 from gateway.system.bounded_cache import BoundedCache
-from gateway.system.buffers import BufferAccount
 from gateway.system.descriptors import exceeds_share
 from gateway.system.sockets.body_stream import BodyStream
 from gateway.upstream.address import MAX_DESCRIPTOR_SHARE, ServerAddress
 from gateway.upstream.exchange import (
     WRITE_CHUNK,
+    ConnectionQueue,
+    EndpointOptions,
     Exchange,
     ServerEndpoint,
+    WaitingRequest,
     is_repeatable,
     send_body,
 )
 from gateway.upstream.http.connection import ServerConnection, StaleConnectionError
-from gateway.upstream.http.connections import HttpConnections
 from gateway.upstream.transport import (
-    HeaderLines,
     RequestTemplate,
     ReservedConnection,
     ResponseReceiver,
@@ -49,26 +54,112 @@ idempotent infer requests as well, or every request."""
 _SAFE_METHODS = frozenset(("GET", "HEAD", "OPTIONS"))
 
 
+class HttpConnections(ConnectionQueue[ServerConnection]):
+    """Gives each request the first connection that is there; see ConnectionQueue.
+
+    Connections are kept for their next request, each for ``idle_timeout`` seconds. One whose server
+    says that it closes earlier is kept for less.
+    """
+
+    def __init__(
+        self, connect: Callable[[], Awaitable[ServerConnection]], idle_timeout: float
+    ) -> None:
+        super().__init__(connect)
+        self._idle_timeout = idle_timeout
+        self._loop = asyncio.get_running_loop()
+        self.idle: deque[tuple[float, ServerConnection]] = deque()
+        """The idle connections, each with the time at which it is closed."""
+        self._closed = False
+        self._timer: asyncio.TimerHandle | None = None
+
+    def take(self) -> ServerConnection | None:
+        """Return the connection that was used last; None if none is usable.
+
+        Its server may have closed it: see ``take_open``.
+        """
+        while self.idle:
+            expires, connection = self.idle.pop()
+            if expires > self._loop.time() and connection.reusable:
+                return connection
+            connection.drop()
+        return None
+
+    def take_open(self, taken: ServerConnection | None = None) -> ServerConnection | None:
+        """Return a connection that the server has not closed: the one taken before, or another.
+
+        To be called right before a request is written.
+        """
+        connection = self.take() if taken is None else taken
+        while connection is not None and connection.is_stale():
+            connection.drop()
+            connection = self.take()
+        return connection
+
+    def stop_waiting(self, request: WaitingRequest[ServerConnection]) -> None:
+        """Forget a request that is cancelled, and stop a connect that is needless now."""
+        super().stop_waiting(request)
+        self._cancel_spare()
+
+    def release(self, connection: ServerConnection) -> None:
+        """Give a reusable connection to the next request, or keep it idle."""
+        if not self.waiting:
+            self._put(connection)
+        elif connection.is_stale():
+            connection.drop()  # each request that waits has a connection on the way
+        elif (request := self._take_next()) is not None:
+            request.send_over(connection)
+
+    async def close(self) -> None:
+        """Close idle connections, and those that become so; stop connects that nobody waits for."""
+        self._closed = True
+        for _, connection in self.idle:
+            connection.drop()
+        self.idle.clear()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        await super().close()
+
+    def _add(self, connection: ServerConnection) -> None:
+        if (request := self._take_next()) is None:
+            connection.set_unused()
+            self._put(connection)
+        else:
+            request.send_over(connection)
+
+    def _put(self, connection: ServerConnection) -> None:
+        if self._closed:
+            connection.drop()
+            return
+        lifetime = self._idle_timeout
+        if connection.max_idle is not None:
+            lifetime = min(lifetime, connection.max_idle)
+        expires = self._loop.time() + lifetime
+        self.idle.append((expires, connection))
+        if self._timer is None:
+            self._timer = self._loop.call_at(expires, self._drop_expired)
+
+    def _drop_expired(self) -> None:
+        self._timer = None
+        now = self._loop.time()
+        while self.idle and self.idle[0][0] <= now:
+            self.idle.popleft()[1].drop()
+        if self.idle:
+            self._timer = self._loop.call_at(self.idle[0][0], self._drop_expired)
+
+
 class HttpEndpoint(ServerEndpoint):
     """An endpoint over HTTP/1.1; see ServerEndpoint.
 
-    ``idle_timeout`` is how long a connection waits for its next request, in seconds.
     ``retry_stale`` says which requests are sent again after a close of a reused connection.
     """
 
     def __init__(
-        self,
-        address: ServerAddress,
-        connect_timeout: float,
-        idle_timeout: float = 4.0,
-        buffers: BufferAccount | None = None,
-        own_request_headers: HeaderLines = (),
-        public_name: str | None = None,
-        retry_stale: StaleRetry = "infer",
+        self, address: ServerAddress, options: EndpointOptions, retry_stale: StaleRetry = "infer"
     ) -> None:
-        super().__init__(address, connect_timeout, buffers, own_request_headers, public_name)
+        super().__init__(address, options)
         self.retry_stale: Final[StaleRetry] = retry_stale
-        self.connections = HttpConnections(self.connect, idle_timeout)
+        self.connections = HttpConnections(self.connect, options.idle_timeout)
         self._open: set[ServerConnection] = set()
         self._encoded: BoundedCache[RequestTemplate, bytes] = BoundedCache(CACHED_HEADS)
 
@@ -101,7 +192,7 @@ class HttpEndpoint(ServerEndpoint):
         """Make a connection; ``is_control`` is that of UpstreamRequest. Raises GatewayError."""
         is_large = not is_control and exceeds_share(len(self._open), _SMALL_SHARE)
         share = _LARGE_DESCRIPTOR_SHARE if is_large else MAX_DESCRIPTOR_SHARE
-        connection = ServerConnection(self.name, self._buffers, self._open)
+        connection = ServerConnection(self.name, self._options.buffers, self._open)
         try:
             await self._establish(connection, share)
         except BaseException:

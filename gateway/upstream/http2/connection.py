@@ -27,8 +27,7 @@ from gateway.http2.session import MAX_RECEIVED_FRAME, STREAM_WINDOW, Http2Sessio
 from gateway.http2.stream import Stream
 from gateway.sizes import QUOTED_TEXT
 from gateway.system.buffers import MAX_WINDOW, BufferAccount
-from gateway.upstream.address import ClosedTransport
-from gateway.upstream.connect_errors import describe_certificate_refusal
+from gateway.upstream.address import ClosedTransport, describe_certificate_refusal
 from gateway.upstream.exchange import forget
 
 MAX_STREAMS: Final = 100

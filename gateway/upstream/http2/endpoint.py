@@ -12,12 +12,12 @@ from gateway.http1.head import MAX_CACHED_HEAD, HeadParser, MalformedError, Resp
 from gateway.http2.hpack import Header, HeaderList
 from gateway.sizes import CACHED_HEADS, CACHED_LINES
 from gateway.system.bounded_cache import BoundedCache, cached
-from gateway.system.buffers import BufferAccount
 from gateway.system.sockets.body_stream import BodyStream
 from gateway.system.sockets.connection import Connection
 from gateway.upstream.address import ServerAddress
 from gateway.upstream.exchange import (
     WRITE_CHUNK,
+    EndpointOptions,
     Exchange,
     PlainHead,
     ServerEndpoint,
@@ -26,13 +26,11 @@ from gateway.upstream.exchange import (
     send_body,
 )
 from gateway.upstream.http2.connection import Http2ServerConnection, ServerStream, SilenceLimits
-from gateway.upstream.http2.connections import MAX_CONNECTIONS, ServerConnections
-from gateway.upstream.http2.drained_streams import DrainedStreams
+from gateway.upstream.http2.connections import MAX_CONNECTIONS, DrainedStreams, ServerConnections
 from gateway.upstream.transport import (
     HOP_BY_HOP,
     KEYED_RESPONSE_HEADERS,
     CallCounter,
-    HeaderLines,
     RequestTemplate,
     ReservedConnection,
     ResponseReceiver,
@@ -60,22 +58,18 @@ class Http2Endpoint(ServerEndpoint):
     def __init__(
         self,
         address: ServerAddress,
-        connect_timeout: float,
-        idle_timeout: float = 180.0,
-        buffers: BufferAccount | None = None,
-        own_request_headers: HeaderLines = (),
-        public_name: str | None = None,
+        options: EndpointOptions,
         max_connections: int = MAX_CONNECTIONS,
         silence: SilenceLimits | None = None,
         drained: DrainedStreams | None = None,
     ) -> None:
-        super().__init__(address, connect_timeout, buffers, own_request_headers, public_name)
+        super().__init__(address, options)
         self._scheme = b"http" if address.tls is None else b"https"
         self._silence = silence
         self._encoded: BoundedCache[RequestTemplate, tuple[Header, ...]] = BoundedCache(
             CACHED_HEADS
         )
-        self.connections = ServerConnections(self._connect, idle_timeout, max_connections)
+        self.connections = ServerConnections(self._connect, options.idle_timeout, max_connections)
         self._drained = drained
 
     async def send(self, request: UpstreamRequest) -> UpstreamResponse:
@@ -139,7 +133,7 @@ class Http2Endpoint(ServerEndpoint):
 
     async def _connect(self) -> Http2ServerConnection:
         session = Http2ServerConnection(
-            self.name, self.connections, self._buffers, self._silence, self._drained
+            self.name, self.connections, self._options.buffers, self._silence, self._drained
         )
         try:
             await self._establish(session)

@@ -5,10 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import random
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import orjson
@@ -17,13 +15,12 @@ from gateway.errors import ErrorKind, GatewayError, bad_response, strip_tracebac
 from gateway.protocol.operations import ModelName
 from gateway.protocol.v1 import MODELS_PATH, ready_entries
 from gateway.routing.endpoint_health import HealthCheckPolicy, record_probe
-from gateway.routing.intervals import jittered_intervals
 from gateway.sizes import MAX_MODEL_DOCUMENT, MAX_PROBE_RESPONSE
 from gateway.upstream.control_client import send_control_request
 from gateway.upstream.pool.dialect import DialectDetector
 from gateway.upstream.pool.dns import Resolver
-from gateway.upstream.pool.member import ANY_MODEL, Member, ReadyModels
-from gateway.upstream.pool.outlier_detection import log_level
+from gateway.upstream.pool.member import ANY_MODEL, Member, ReadyModels, log_level
+from gateway.upstream.pool.watch import Watch
 from gateway.upstream.transport import UpstreamEndpoint
 
 _INDEX = "/v2/repository/index"
@@ -37,39 +34,35 @@ _NOT_SERVED = frozenset((400, 401, 403, 404, 405, 501))
 START_DNS_TIMEOUT = 1.0
 """Seconds for which the start waits for the addresses of names."""
 
-_RESTART_DELAY = 1.0
-"""Seconds until a task that has failed starts again."""
-
 _log = logging.getLogger("tensorgate.upstream")
 
 
 @dataclass(eq=False)
-class HealthChecker:
+class HealthChecker(Watch[Member]):
     """Requests ``path`` every ``interval`` seconds; a 2xx within ``timeout`` is a success.
 
-    ``random`` gives numbers in [0, 1). ``notify`` is called with a member that has become
-    unhealthy, or healthy again; it returns True if another worker has told the same before.
+    ``notify`` is called with a member that has become unhealthy, or healthy again; it returns True
+    if another worker has told the same before. Then ``on_change`` is called with it.
     """
 
     path: str
     interval: float
     timeout: float
     policy: HealthCheckPolicy
-    random: Callable[[], float] = random.random
     notify: Callable[[Member], bool | None] = lambda _: None
+    on_change: Callable[[Member], None] = lambda _: None
 
-    async def run(self, member: Member, changed: Callable[[], None]) -> None:
-        """Check an endpoint until cancelled."""
-        for pause in jittered_intervals(self.interval, self.random()):
-            result = await self._check(member.endpoint)
-            if result is not None:
-                success, member.reason = result
-                before = member.probed
-                member.probed = record_probe(before, success, self.policy)
-                if member.probed.healthy is not before.healthy:
-                    self._log_change(member, before.healthy)
-                    changed()
-            await asyncio.sleep(pause)
+    async def probe(self, member: Member) -> float:
+        """Check an endpoint."""
+        result = await self._check(member.endpoint)
+        if result is not None:
+            success, member.reason = result
+            before = member.probed
+            member.probed = record_probe(before, success, self.policy)
+            if member.probed.healthy is not before.healthy:
+                self._log_change(member, before.healthy)
+                self.on_change(member)
+        return self.interval
 
     async def _check(self, endpoint: UpstreamEndpoint) -> tuple[bool, str] | None:
         """Return success or failure and its reason; None if the gateway itself failed."""
@@ -94,37 +87,23 @@ class HealthChecker:
 
 
 @dataclass(eq=False)
-class ModelDiscovery:
-    """Asks for ready models every ``interval`` seconds, and whenever they may have changed.
-
-    ``random`` gives numbers in [0, 1).
-    """
+class ModelDiscovery(Watch[Member]):
+    """Asks for ready models every ``interval`` seconds, and whenever they may have changed."""
 
     interval: float
-    random: Callable[[], float] = random.random
-    _refreshes: int = 0
-    _refresh: asyncio.Event = field(default_factory=asyncio.Event)
 
     def refresh_models(self) -> None:
         """Ask all endpoints at once, after a model was loaded or unloaded."""
-        self._refreshes += 1
-        self._refresh.set()
-        self._refresh.clear()
+        for member in self.wakes:
+            self.wake(member)
 
-    async def run(self, member: Member, changed: Callable[[], None]) -> None:
-        """Keep the list of an endpoint's models up to date until cancelled."""
-        logged = ""
-        for pause in jittered_intervals(self.interval, self.random()):
-            refreshes = self._refreshes
-            error = await _update_models(member)
-            if error and error != logged:
-                _log.warning("%s", error)
-            logged = error
-            # A refresh that came during the request needs another request.
-            if refreshes == self._refreshes:
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(pause):
-                        await self._refresh.wait()
+    async def probe(self, member: Member) -> float:
+        """Bring the list of an endpoint's models up to date."""
+        error = await _update_models(member)
+        if error and error != member.models_error:
+            _log.warning("%s", error)
+        member.models_error = error
+        return self.interval
 
 
 async def _update_models(member: Member) -> str:
@@ -213,8 +192,14 @@ class PoolSupervisor:
     model_discovery: ModelDiscovery | None = None
     resolver: Resolver | None = None
     dialect_detector: DialectDetector | None = None
+    is_running: bool = False
     _tasks_by_member: dict[Member, list[asyncio.Task[None]]] = field(default_factory=dict)
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
+
+    @property
+    def _watches(self) -> list[Watch[Member]]:
+        found = self.health_checker, self.model_discovery, self.dialect_detector
+        return [each for each in found if each is not None]
 
     async def resolve_names(self, use: Callable[[Sequence[UpstreamEndpoint]], None]) -> None:
         """Start to resolve names; wait a moment for the first addresses.
@@ -224,44 +209,38 @@ class PoolSupervisor:
         resolver = self.resolver
         if resolver is None:
             return
-        self.start_task(_keep_running(lambda: resolver.watch(lambda: use(resolver.endpoints))))
+        resolver.on_change = use
+        for name in resolver.wakes:
+            self.start_task(resolver.run(name))
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(START_DNS_TIMEOUT):
                 await resolver.all_resolved.wait()
 
-    def add(self, members: Iterable[Member], changed: Callable[[Member], None]) -> None:
-        """Start the tasks of members; ``changed`` gets a member whose health has changed."""
-        checks = self.health_checker, self.model_discovery, self.dialect_detector
+    def add(self, members: Iterable[Member]) -> None:
+        """Start the tasks of members."""
         for member in members:
-            if self.dialect_detector is not None:
-                self.dialect_detector.add(member)
-            on_change = partial(self._on_change, member, changed)
-            self._tasks_by_member[member] = [
-                self.start_task(_keep_running(partial(each.run, member, on_change)))
-                for each in checks
-                if each is not None
-            ]
+            self._tasks_by_member[member] = tasks = []
+            for watch in self._watches:
+                watch.add(member)
+                tasks.append(self.start_task(watch.run(member)))
 
     def remove(self, members: Iterable[Member]) -> None:
         """Stop the tasks of members and close their idle connections."""
         for member in members:
             for task in self._tasks_by_member.pop(member, ()):
                 task.cancel()
-            if self.dialect_detector is not None:
-                self.dialect_detector.remove(member)
+            for watch in self._watches:
+                watch.remove(member)
             self.start_task(member.endpoint.close())
 
     def recheck(self, member: Member) -> None:
         """Detect a member's dialect again, as it may be another server by now."""
         if self.dialect_detector is not None:
-            self.dialect_detector.recheck(member)
-
-    def _on_change(self, member: Member, changed: Callable[[Member], None]) -> None:
-        self.recheck(member)
-        changed(member)
+            self.dialect_detector.wake(member)
 
     async def close(self) -> None:
         """Cancel all tasks and wait for their end."""
+        self.is_running = False
         tasks = tuple(self._tasks)
         for task in tasks:
             task.cancel()
@@ -278,17 +257,3 @@ class PoolSupervisor:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             _log.error("a background task of an upstream failed and stopped", exc_info=error)
-
-
-async def _keep_running(work: Callable[[], Coroutine[None, None, None]]) -> None:
-    """Do work that ends when it is cancelled; after an error it starts again.
-
-    An endpoint that is never checked again would stay as it is for good.
-    """
-    while True:
-        try:
-            return await work()
-        except Exception:
-            # An error of our own is logged, and must not end the task.
-            _log.exception("a background task of an upstream failed and starts again")
-        await asyncio.sleep(_RESTART_DELAY)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from gateway.errors import (
@@ -21,6 +20,7 @@ from gateway.sizes import MAX_SERVER_DOCUMENT
 from gateway.upstream.control_client import send_control_request
 from gateway.upstream.grpc.choices import InferenceProtocol
 from gateway.upstream.pool.member import Member
+from gateway.upstream.pool.watch import Watch
 from gateway.upstream.transport import UpstreamEndpoint
 
 _SERVER_METADATA = "/v2"
@@ -40,7 +40,7 @@ _log = logging.getLogger("tensorgate.upstream")
 class DialectState:
     """The dialect of an upstream's servers; ``dialect`` is None while it is unknown."""
 
-    def __init__(self, dialect: Dialect | None, reason: str) -> None:
+    def __init__(self, dialect: Dialect | None, reason: str = "configured") -> None:
         self.dialect = dialect
         self.reason = reason
         """What shows the dialect, or why it is unknown."""
@@ -49,16 +49,11 @@ class DialectState:
         """Wait until the dialect is known."""
 
 
-def fixed_dialect_state(dialect: Dialect) -> DialectState:
-    """Make the state of a dialect that the settings name."""
-    return DialectState(dialect, "configured")
-
-
 @dataclass(eq=False)
-class DialectDetector(DialectState):
+class DialectDetector(Watch[Member], DialectState):
     """Detects the dialect of an upstream by asking each endpoint: ``GET /v2``.
 
-    It asks at the start, after ``recheck``, and every ``interval`` seconds while a server has not
+    It asks at the start, once woken, and every ``interval`` seconds while a server has not
     shown what it is. It goes on to ask seldom, as a load balancer may put another server there
     without a failure. After an error it asks again after ``retry_delay`` seconds, then after twice
     as many each time, up to ``interval``.
@@ -76,7 +71,8 @@ class DialectDetector(DialectState):
     inference_protocol: InferenceProtocol = field(default_factory=InferenceProtocol)
     dialect: Dialect | None = field(default=None, init=False)
     reason: str = field(default="dialect detection has not started", init=False)
-    _recheck_events: dict[Member, asyncio.Event] = field(default_factory=dict)
+    _delays: dict[Member, float] = field(default_factory=dict)
+    """Seconds until an endpoint is asked again that did not respond."""
     _asking: set[Member] = field(default_factory=set)
     _lost: set[Member] = field(default_factory=set)
     _progress: asyncio.Event = field(default_factory=asyncio.Event)
@@ -88,53 +84,46 @@ class DialectDetector(DialectState):
         text = f"{what}: no endpoint is being probed"
         self._error = GatewayError(ErrorKind.UNREACHABLE, text)
 
+    @property
+    def wake_delay(self) -> float:
+        """Return the pause before a server is asked again that may be another one by now.
+
+        A server that fails all the time must not be asked all the time, unless calls wait.
+        """
+        return 0.0 if self.dialect is None else self.retry_delay
+
     def add(self, member: Member) -> None:
         """Count an endpoint, whose task starts soon."""
-        self._recheck_events[member] = asyncio.Event()
+        super().add(member)
         self._asking.add(member)
 
     def remove(self, member: Member) -> None:
         """Stop counting an endpoint."""
-        self._recheck_events.pop(member, None)
+        super().remove(member)
+        self._delays.pop(member, None)
         self._asking.discard(member)
         self._lost.discard(member)
         self.update()
         self._wake_waiters()
 
-    async def run(self, member: Member, changed: Callable[[], None]) -> None:
-        """Keep an endpoint's dialect up to date until cancelled."""
-        recheck = self._recheck_events[member]
-        delay = self.retry_delay
+    async def probe(self, member: Member) -> float:
+        """Bring an endpoint's dialect up to date."""
+        self._asking.add(member)
         try:
-            while True:
-                self._asking.add(member)
-                recheck.clear()  # a request to recheck from now on needs another response
-                try:
-                    member.detected_dialect = await _detect_in_time(member.endpoint)
-                except GatewayError as error:
-                    self._record_error(member, error)
-                    pause, delay = delay, min(2 * delay, self.interval)
-                else:
-                    self._record_success(member)
-                    self.update()
-                    factor = _CERTAIN_FACTOR if member.detected_dialect.certain else 1
-                    pause, delay = factor * self.interval, self.retry_delay
-                self._asking.discard(member)
-                self._wake_waiters()
-                await self._pause(recheck, pause)
+            member.detected_dialect = await _detect_in_time(member.endpoint)
+        except GatewayError as error:
+            self._record_error(member, error)
+            pause = self._delays.get(member, self.retry_delay)
+            self._delays[member] = min(2 * pause, self.interval)
+            return pause
+        else:
+            self._record_success(member)
+            self.update()
+            self._delays.pop(member, None)
+            return (_CERTAIN_FACTOR if member.detected_dialect.certain else 1) * self.interval
         finally:
             self._asking.discard(member)
             self._wake_waiters()
-
-    async def _pause(self, recheck: asyncio.Event, seconds: float) -> None:
-        try:
-            async with asyncio.timeout(seconds):
-                await recheck.wait()
-        except TimeoutError:
-            return
-        if self.dialect is not None:
-            # No call waits. A server that fails all the time must not be asked all the time.
-            await asyncio.sleep(self.retry_delay)
 
     async def wait_until_known(self) -> None:
         """Wait until the dialect is known; endpoints that pause are asked at once.
@@ -143,25 +132,20 @@ class DialectDetector(DialectState):
         """
         if self.dialect is not None:
             return
-        for member, recheck in self._recheck_events.items():
+        for member in self.wakes:
             if member not in self._asking:
                 self._asking.add(member)
-                recheck.set()
+                self.wake(member)
         while self.dialect is None:
             if not self._asking:
                 raise copy_error(self._error)
             await self._progress.wait()
 
-    def recheck(self, member: Member) -> None:
-        """Ask an endpoint again soon: it failed, so it may be another server by now."""
-        if (event := self._recheck_events.get(member)) is not None:
-            event.set()
-
     def update(self) -> None:
         """Compute the dialect from what is known of the endpoints."""
         known = [
             (member.endpoint.url, member.detected_dialect)
-            for member in self._recheck_events
+            for member in self.wakes
             if member.detected_dialect is not None
         ]
         if not known:
@@ -189,7 +173,7 @@ class DialectDetector(DialectState):
 
     def _log_loss(self, member: Member, dialect: Dialect, error: GatewayError) -> None:
         """Log once that the only endpoint is lost; health checks and ejections log other losses."""
-        is_logged = len(self._recheck_events) > 1 or member.probed.healthy is not None
+        is_logged = len(self.wakes) > 1 or member.probed.healthy is not None
         if member.detected_dialect is None or member in self._lost or is_logged:
             return
         self._lost.add(member)

@@ -9,9 +9,8 @@ import socket
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from gateway.routing.intervals import jittered_intervals
-from gateway.upstream.address import ServerAddress, TcpAddress
-from gateway.upstream.connect_errors import describe_connect_error
+from gateway.upstream.address import ServerAddress, TcpAddress, describe_connect_error
+from gateway.upstream.pool.watch import Watch
 from gateway.upstream.transport import UpstreamEndpoint
 
 _MAX_ADDRESSES = 256
@@ -31,12 +30,12 @@ async def resolve_host(host: str) -> list[str]:
     return [str(result[4][0]) for result in results]
 
 
-class Resolver:
+class Resolver(Watch["_Name"]):
     """Turns servers into endpoints, and keeps those of host names up to date.
 
     Names are resolved every ``interval`` seconds; a look-up fails after ``timeout`` seconds. If one
     fails, or finds no address, the previous addresses stay. ``connect`` makes the endpoint at an
-    address; ``random`` gives numbers in [0, 1).
+    address.
     """
 
     def __init__(
@@ -48,21 +47,24 @@ class Resolver:
         timeout: float = 5.0,
         random: Callable[[], float] = random.random,
     ) -> None:
+        super().__init__(random=random)
         self._interval = interval
         self._connect = connect
-        self._random = random
         self._servers = tuple(dict.fromkeys(servers))
         self._names = {
             server: _Name(server, lookup, timeout)
             for server in self._servers
             if isinstance(server, TcpAddress) and server.has_host_name
         }
-        self._unresolved = set(self._names)
+        for name in self._names.values():
+            self.add(name)
         self._by_address: dict[ServerAddress, UpstreamEndpoint] = {}
         self.all_resolved = asyncio.Event()
         """Every name was looked up once, successfully or not."""
         self.endpoints: tuple[UpstreamEndpoint, ...] = ()
         """The current endpoints; an address keeps its object."""
+        self.on_change: Callable[[Sequence[UpstreamEndpoint]], None] = lambda endpoints: None
+        """Called when the endpoints change."""
         self._update_endpoints()
 
     @property
@@ -78,25 +80,22 @@ class Resolver:
             name.start_with(known.get(server.host, ()))
         self._update_endpoints()
 
-    async def watch(self, changed: Callable[[], None]) -> None:
-        """Resolve names until cancelled; ``changed`` is called when the endpoints change."""
-        async with asyncio.TaskGroup() as group:
-            for server in self._names:
-                group.create_task(self._watch_name(server, changed))
-
-    async def _watch_name(self, server: TcpAddress, changed: Callable[[], None]) -> None:
-        name = self._names[server]
+    async def run(self, target: _Name) -> None:
+        """Keep the addresses of a name up to date until cancelled."""
         try:
-            for pause in jittered_intervals(self._interval, self._random()):
-                if await name.look_up():
-                    self._update_endpoints()
-                    changed()
-                self._unresolved.discard(server)
-                if not self._unresolved:
-                    self.all_resolved.set()
-                await asyncio.sleep(pause)
+            await super().run(target)
         finally:
-            await name.close()
+            await target.close()
+
+    async def probe(self, target: _Name) -> float:
+        """Look a name up."""
+        if await target.look_up():
+            self._update_endpoints()
+            self.on_change(self.endpoints)
+        target.was_looked_up = True
+        if all(name.was_looked_up for name in self.wakes):
+            self.all_resolved.set()
+        return self._interval
 
     def _update_endpoints(self) -> None:
         addresses: list[ServerAddress] = []
@@ -120,6 +119,7 @@ class _Name:
     addresses: tuple[TcpAddress, ...] = ()
     error: str = "its name has not been looked up yet"
     """Why the last look-up found nothing."""
+    was_looked_up: bool = False
     _pending: asyncio.Future[Sequence[str]] | None = None
     _failing: bool = False
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -10,21 +10,8 @@ from enum import Enum
 
 from gateway.protocol.dialect_detection import DetectedDialect
 from gateway.protocol.operations import ModelName
-from gateway.routing.endpoint_health import NOT_EJECTED, NOT_PROBED, EjectionState, ProbeState
-from gateway.routing.endpoint_state import (
-    NO_CALLS,
-    OUT_OF_USE,
-    WORST_FIRST,
-    Facts,
-    RecentCalls,
-    State,
-    find_state,
-)
-from gateway.routing.latency_outliers import Outlier
+from gateway.routing.endpoint_state import WORST_FIRST, EndpointRecord, State
 from gateway.upstream.transport import UpstreamEndpoint
-
-_QUOTED_ERROR = 300
-"""Characters of an error that are stored."""
 
 
 class Outcome(Enum):
@@ -49,40 +36,12 @@ class Outcome(Enum):
         return self is not Outcome.SUCCEEDED and self is not Outcome.UNKNOWN
 
 
-@dataclass(slots=True)
-class CallStats:
-    """Counts the failed calls of an endpoint and stores the last error.
+def log_level(is_known: bool | None) -> int:
+    """Choose the level of an event, which has one line in the log over all workers.
 
-    A call fails without a complete response, or with a response of 5xx. Errors are stored as text:
-    an exception's traceback would keep its frames alive, and with them request bodies.
+    ``is_known`` tells that another worker has found it before; see EjectionListener.
     """
-
-    failures: int = 0
-    """In a row."""
-    connect_failures: int = 0
-    """In a row: calls that got no connection."""
-    failures_total: int = 0
-    last_error: str | None = None
-    last_error_time: float = 0.0
-    """In seconds since 1970."""
-
-    def record_failure(self, why: str, is_connect_failure: bool) -> None:
-        """Count a failed call and store its error."""
-        self.failures += 1
-        self.failures_total += 1
-        self.connect_failures = self.connect_failures + 1 if is_connect_failure else 0
-        self.last_error = why[:_QUOTED_ERROR]
-        self.last_error_time = time.time()
-
-    def record_connect(self) -> None:
-        """End the row of failures to connect."""
-        if self.failures == self.connect_failures:
-            self.failures = 0
-        self.connect_failures = 0
-
-    def record_success(self) -> None:
-        """End the row of failures."""
-        self.failures = self.connect_failures = 0
+    return logging.DEBUG if is_known else logging.WARNING
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,36 +74,18 @@ ANY_MODEL = ReadyModels(None)
 
 
 @dataclass(slots=True, eq=False)
-class Member:
+class Member(EndpointRecord):
     """An endpoint of a pool and its current state."""
 
     endpoint: UpstreamEndpoint
     outstanding: int = 0
     """Calls in flight."""
-    ejection: EjectionState = NOT_EJECTED
-    calls: CallStats = field(default_factory=CallStats)
-    probed: ProbeState = NOT_PROBED
-    reason: str = ""
-    """The result of the last health check."""
     models: ReadyModels | None = None
     """The models that are ready there; None if unknown."""
+    models_error: str = ""
+    """Why it does not say which; empty if it does."""
     detected_dialect: DetectedDialect | None = None
     """None until the server has said what it is, or if it is not asked."""
-    leaving: bool = False
-    """It gets no new calls; those in flight finish."""
-    drained: bool = False
-    """An operator has taken it out of use: it gets no new calls until it is restored."""
-    recent: RecentCalls = NO_CALLS
-    """What the last calls of all workers have said of it."""
-    outlier: Outlier | None = None
-    """How its latency is an outlier; None if it is not."""
-    ejection_reason: str = ""
-    """Why it was ejected, if it was not for failures in a row."""
-    current: State = State.IN_USE
-    since: float = field(default_factory=time.time)
-    """When it came into this state: Unix time."""
-    recovered_at: float = 0.0
-    """When it last came out of a state in which it got no calls, or none could connect."""
     logged: State = State.IN_USE
     """The state that the log has told last."""
     slow_until: float = 0.0
@@ -161,37 +102,6 @@ class Member:
     def uncount_call(self) -> None:
         """Count a call in flight no more; see CallCounter."""
         self.outstanding -= 1
-
-    @property
-    def is_healthy(self) -> bool:
-        """Tell whether health checks allow calls; without checks they do."""
-        return self.probed.healthy is not False
-
-    def find_state(self, now: float) -> str:
-        """Find the state of now, and since when it is; return why, in a sentence."""
-        calls, is_ejected = self.calls, self.ejection.ejections > 0
-        state, sentence = find_state(
-            Facts(
-                self.drained,
-                self.leaving,
-                max(0.0, self.ejection.until - now) if is_ejected else None,
-                self.ejection_reason if is_ejected else "",
-                None if self.is_healthy else self.reason,
-                calls.failures,
-                calls.connect_failures,
-                calls.last_error or "",
-                calls.last_error_time,
-                self.recovered_at,
-                self.recent,
-                str(self.outlier or ""),
-            ),
-            self.current,
-        )
-        if state is not self.current:
-            before, self.current, self.since = self.current, state, time.time()
-            if before in OUT_OF_USE and state not in OUT_OF_USE:
-                self.recovered_at = self.since
-        return sentence
 
     def state(self, now: float) -> MemberState:
         """Describe the endpoint for the admin address."""
@@ -210,7 +120,7 @@ class Member:
             self.reason,
             models,
             self.leaving,
-            calls.last_error,
+            calls.last_error if calls.failures_total else None,
             _isoformat(calls.last_error_time) if calls.failures_total else None,
             {"name": detected.dialect.name, "reason": detected.reason} if detected else None,
             next((address.url for address in self.endpoint.addresses[1:]), None),

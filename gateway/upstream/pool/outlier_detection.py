@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from gateway.errors import ErrorKind, GatewayError, escape_for_log, strip_tracebacks
@@ -15,7 +15,8 @@ from gateway.routing import endpoint_health, latency_outliers
 from gateway.routing.endpoint_health import NOT_EJECTED, EjectionState, OutlierPolicy
 from gateway.sizes import MAX_PROBE_RESPONSE
 from gateway.upstream.control_client import send_control_request
-from gateway.upstream.pool.member import Member, Outcome
+from gateway.upstream.pool.checks import PoolSupervisor
+from gateway.upstream.pool.member import Member, Outcome, log_level
 from gateway.upstream.transport import FIRST_ERROR_STATUS
 
 _THRESHOLD = 3
@@ -45,14 +46,6 @@ def ignore(endpoint: str, event: object) -> None:
     """Listen to nothing."""
 
 
-def log_level(is_known: bool | None) -> int:
-    """Choose the level of an event, which has one line in the log over all workers.
-
-    ``is_known`` tells that another worker has found it before; see EjectionListener.
-    """
-    return logging.DEBUG if is_known else logging.WARNING
-
-
 @dataclass(eq=False)
 class OutlierDetector:
     """Counts failed calls of a pool's members and ejects those that fail.
@@ -61,18 +54,16 @@ class OutlierDetector:
     probe connects, or the gateway has nothing left to probe it with: that is no fault of the
     upstream's.
 
-    ``clock`` gives seconds. ``recheck`` gets members that may be another server by now. ``notify``
-    is called with ejections and recoveries that calls here cause, ``on_failure`` with each failed
-    call. ``start_probes`` is called with probes that have to begin.
+    ``clock`` gives seconds. ``notify`` is called with ejections and recoveries that calls here
+    cause, ``on_failure`` with each failed call.
     """
 
     upstream: str
     policy: OutlierPolicy
     clock: Callable[[], float]
-    recheck: Callable[[Member], None]
+    supervisor: PoolSupervisor
     notify: EjectionListener
     on_failure: FailureListener
-    start_probes: Callable[[Callable[[], Coroutine[None, None, None]]], None]
     connect_failures: int = 0
     """Connect failures in a row, at any endpoint."""
     unreachable: str | None = None
@@ -124,7 +115,7 @@ class OutlierDetector:
         calls = member.calls
         connect_failed = outcome is Outcome.UNREACHABLE
         if outcome.is_failure:
-            self.recheck(member)
+            self.supervisor.recheck(member)
             calls.record_failure(why, connect_failed)
         elif server_error:
             calls.record_failure(why, False)
@@ -198,7 +189,7 @@ class OutlierDetector:
             _log.debug("%s: ejected, as another worker reports", member.endpoint.url)
         elif before.ejections and not after.ejections:
             _log.debug("%s: ejection ended, as another worker reports", member.endpoint.url)
-            self.recheck(member)
+            self.supervisor.recheck(member)
         member.ejection = after
 
     def _record_connect_failure(self, why: str) -> None:
@@ -236,8 +227,8 @@ class OutlierDetector:
 
     def _mark_unreachable(self, why: str) -> None:
         self.unreachable = why
-        if not self._is_probing:
-            self.start_probes(self._probe_until_reachable)
+        if self.supervisor.is_running and not self._is_probing:
+            self.supervisor.start_task(self._probe_until_reachable())
 
     def _notify_unreachable(self, is_unreachable: bool) -> int:
         until = self.clock() + _UNREACHABLE_REPORT_TTL

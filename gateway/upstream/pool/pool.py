@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from gateway.errors import ErrorKind, GatewayError, describe_error, escape_for_log, upstream_name
 from gateway.protocol.operations import ModelName
@@ -167,16 +167,16 @@ class Pool:
         self._load_balancing = load_balancing or LEAST_REQUEST
         self._clock = clock
         self._supervisor = supervisor or PoolSupervisor()
+        if self._supervisor.health_checker is not None:
+            self._supervisor.health_checker.on_change = self._on_health_change
         self.outlier_detector = OutlierDetector(
             upstream,
             outlier_policy or OutlierPolicy(),
             clock,
-            self._supervisor.recheck,
+            self._supervisor,
             notify,
             on_failure,
-            self._start_probes,
         )
-        self._started = False
         self._leaving: list[Member] = []
         self._drained: frozenset[str] = frozenset()
         self._health_changed = asyncio.Event()
@@ -207,6 +207,7 @@ class Pool:
         self._health_changed.clear()
 
     def _on_health_change(self, member: Member) -> None:
+        self._supervisor.recheck(member)
         if member.probed.healthy:
             # The failures behind an ejection are older than this success.
             self.outlier_detector.record(member, Outcome.SUCCEEDED, "")
@@ -228,10 +229,6 @@ class Pool:
     def unreachable(self) -> str | None:
         """Return why recent calls could not connect to any endpoint; None if they could."""
         return self.outlier_detector.unreachable
-
-    def _start_probes(self, probe: Callable[[], Coroutine[None, None, None]]) -> None:
-        if self._started:
-            self._supervisor.start_task(probe())
 
     async def wait_until_probed(self) -> None:
         """Wait until health checks find an endpoint healthy, or have checked each once."""
@@ -426,8 +423,8 @@ class Pool:
 
     async def start(self) -> None:
         """Start to check the endpoints; wait a moment for the addresses of names."""
-        self._started = True
-        self._supervisor.add(self.members, self._on_health_change)
+        self._supervisor.is_running = True
+        self._supervisor.add(self.members)
         await self._supervisor.resolve_names(self.set_endpoints)
 
     def set_endpoints(self, endpoints: Sequence[UpstreamEndpoint]) -> None:
@@ -441,7 +438,7 @@ class Pool:
         self._leaving = [member for member in (*self._leaving, *gone) if member.outstanding]
         self._set_members(members)
         self._supervisor.remove(gone)
-        self._supervisor.add(new, self._on_health_change)
+        self._supervisor.add(new)
 
     def refresh_models(self) -> None:
         """Ask the endpoints for their models at once, as those may have changed."""
@@ -471,7 +468,6 @@ class Pool:
 
     async def close(self) -> None:
         """Stop all checks and close the idle connections."""
-        self._started = False
         await self._supervisor.close()
         for member in (*self.members, *self._leaving):
             await member.endpoint.close()

@@ -13,7 +13,7 @@ from gateway.admin.panels.models import (
     describe_model,
     describe_models,
 )
-from gateway.observe.call_metrics import CALL_LATENCY, DURATION, MODEL_BYTES, MODEL_ELEMENTS
+from gateway.observe import families
 from gateway.observe.metric_store import OTHER, MetricStore
 from tests.admin.site import endpoint, make_store, sampled, state_of, upstream, worker_status
 
@@ -33,8 +33,8 @@ def _called(
     store: MetricStore, model: str, times: int, form: str = "json", status: str = "2xx"
 ) -> None:
     labels = "r", "infer", model, "u", form, status
-    histogram = store.writer(0).histogram(DURATION, labels)
-    latency = store.writer(0).histogram(CALL_LATENCY, (model,))
+    histogram = store.writer(0).histogram(families.DURATION, labels)
+    latency = store.writer(0).histogram(families.CALL_LATENCY, (model,))
     for _ in range(times):
         histogram.observe(0.003)
         latency.observe(0.003)
@@ -153,9 +153,9 @@ def test_model_has_its_endpoints_and_what_conversion_saved() -> None:
     store = make_store()
     for slot in range(2):
         writer = store.writer(slot)
-        writer.counter(MODEL_ELEMENTS, ("b",)).add(10)
-        writer.counter(MODEL_BYTES, ("b", "client")).add(1000)
-        writer.counter(MODEL_BYTES, ("b", "server")).add(200 + slot)
+        writer.counter(families.MODEL_ELEMENTS, ("b",)).add(10)
+        writer.counter(families.MODEL_BYTES, ("b", "client")).add(1000)
+        writer.counter(families.MODEL_BYTES, ("b", "server")).add(200 + slot)
     model = _model(store, "b")
     assert [each["endpoint"] for each in model["endpoints"]] == [
         "http://one:1",
@@ -176,7 +176,7 @@ def test_model_has_its_endpoints_and_what_conversion_saved() -> None:
 def test_model_whose_bytes_have_no_series_is_described() -> None:
     """The store is full, or a worker was killed between the two."""
     store = make_store()
-    store.writer(0).counter(MODEL_ELEMENTS, ("b",)).add(10)
+    store.writer(0).counter(families.MODEL_ELEMENTS, ("b",)).add(10)
     conversion = _model(store, "b")["conversion"]
     assert (conversion["elements"], conversion["saved_bytes"]) == (10, 0)
 

@@ -51,10 +51,6 @@ def _packed(datatype: str, values: list[Any]) -> bytes:
     return np.array(values, DTYPES[datatype]).tobytes()
 
 
-def test_table_has_all_datatypes() -> None:
-    assert VALUES.keys() == DATATYPES.keys()
-
-
 @each_datatype
 def test_values_and_bytes_become_the_same_tensor(datatype: str) -> None:
     values = VALUES[datatype]
@@ -124,22 +120,17 @@ def _nested(depth: int) -> object:
     ("inputs", "words"),
     [
         ({}, "^inputs: "),
-        ([1], r"^inputs\.0: "),
         ([_tensor(fill="ones")] * (MAX_TENSORS + 1), "^inputs: .* 1024"),
         ([_tensor()], r"^inputs\.0: .*expected one of fill, values, bytes"),
         ([_tensor(fill="ones", values=[])], r"^inputs\.0: .*expected one of"),
-        ([_tensor(fill="ones"), {}], r"^inputs\.1\."),
         ([_tensor(fill="twos")], r"^inputs\.0\.fill: .*'random', 'zeros' or 'ones'"),
-        ([_tensor(fill="ones", shape="2")], r"^inputs\.0\.shape"),
         ([_tensor(fill="ones", shape=[-1])], r"^inputs\.0\.shape\.0"),
         ([_tensor(fill="ones", shape=[True])], r"^inputs\.0\.shape\.0"),
         ([_tensor(fill="ones", datatype="FP8")], r"^inputs\.0\.datatype: .*expected one of BOOL"),
-        ([_tensor(bytes="?")], r"^inputs\.0\.bytes"),
         ([_tensor(bytes=[1])], r"^inputs\.0\.bytes: .*expected base64"),
-        ([_tensor(name=1, values=[1, 2])], r"^inputs\.0\.name"),
         ([_tensor(values=_nested(300))], "recursion limit"),
     ],
-    ids=range(15),
+    ids=range(10),
 )
 def test_description_that_is_wrong_is_named(inputs: object, words: str) -> None:
     with pytest.raises(ValidationError) as caught:
@@ -153,14 +144,9 @@ def test_description_that_is_wrong_is_named(inputs: object, words: str) -> None:
     [
         ([_tensor(fill="ones", shape=[1] * 100)], "x.*dimensions"),
         ([_tensor(bytes="AAAA")], "x.*3"),
-        ([_tensor(datatype="BYTES", bytes="/////w==", shape=[1])], "'x': bytes: expected 1 elem"),
-        ([_tensor(values=[1])], "x"),
         ([_tensor(values=[1, "a"])], "x"),
         ([_tensor(datatype="INT64", values=[1, 2**70])], "x"),
-        ([_tensor(values=5)], "x"),
         ([_tensor(values=_nested(100))], "deep|nest|depth|x"),
-        ([_tensor(datatype="INT8", values=[1, 128])], "x"),
-        ([_tensor(datatype="BYTES", bytes="AQAAAGE=")], "input 'x': bytes: expected 2 elements"),
         ([_tensor(fill="ones", shape=[2**40, 2**40])], "all tensors together may have 8 MiB"),
         ([_tensor(fill="ones", datatype="BYTES", shape=[200_000])], "all tensors together"),
         (
@@ -172,7 +158,7 @@ def test_description_that_is_wrong_is_named(inputs: object, words: str) -> None:
             "inputs: all tensors together may have 8 MiB",
         ),
     ],
-    ids=range(14),
+    ids=range(9),
 )
 def test_error_names_what_is_wrong(inputs: object, words: str) -> None:
     with pytest.raises(GatewayError) as caught:

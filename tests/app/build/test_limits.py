@@ -14,7 +14,8 @@ from gateway.app.build.worker_count import (
     worker_count,
 )
 from gateway.errors import GatewayError
-from gateway.observe.gateway_metrics import GATEWAY_FAMILIES, GatewayMetrics
+from gateway.observe import families
+from gateway.observe.gateway_metrics import GatewayMetrics
 from gateway.observe.metric_store import MetricStore
 from gateway.protocol.datatypes import DATATYPES
 from gateway.protocol.declared_model import DeclaredModel
@@ -31,7 +32,7 @@ def _limits(before: SharedLimits | None = None, **limits: object) -> SharedLimit
     settings = Settings.model_validate(
         {"workers": 2, "upstreams": upstreams, **split_limits(limits)}
     )
-    metrics = GatewayMetrics(MetricStore(GATEWAY_FAMILIES).writer(0))
+    metrics = GatewayMetrics(MetricStore(families.FAMILIES).writer(0))
     return build_shared_limits(settings, metrics, before)
 
 

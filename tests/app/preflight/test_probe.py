@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import threading
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
@@ -16,6 +17,7 @@ import pytest
 from gateway.app.loaded_resources import load_resources
 from gateway.app.preflight import probe
 from gateway.app.preflight.probe import Report, Verdict, probe_servers
+from gateway.app.preflight.settings_checks import find_self_references
 from gateway.settings.schema import Settings
 from tests.support.certificates import (
     authority,
@@ -119,9 +121,7 @@ UNSHOWN = (
     ("document", "declared", "status", "said"),
     [
         (TRITON, "auto", 0, "dialect triton: it names itself 'triton', version '2.51.0'"),
-        ({**TRITON, "name": "mine"}, "triton", 0, "dialect triton, as declared: it names itself"),
         (TRITON, "kserve", 3, "dialect triton, but kserve is declared: it names itself "),
-        (OLD_KSERVE, "auto", 0, "dialect kserve without the binary form: it names itself "),
         (OLD_KSERVE, "json", 0, "dialect json, as declared: it names itself 'kserve'"),
         (OLD_KSERVE, "kserve", 3, "dialect kserve without the binary form, but kserve is declare"),
         # A server with the binary form and an unknown name may be any of them.
@@ -129,7 +129,6 @@ UNSHOWN = (
         (UNKNOWN, "triton", 0, "dialect triton is declared, but the server does not confirm it: "),
         (UNKNOWN, "json", 3, "dialect binary, but json is declared: it names itself 'x' "),
         (None, "triton", 0, f"dialect triton {UNSHOWN}"),
-        (None, "json", 0, f"dialect json {UNSHOWN}"),
     ],
 )
 async def test_dialect_is_compared_with_the_declared_one(
@@ -184,26 +183,6 @@ async def test_silent_or_missing_server_is_asked_for_no_models(tmp_path: Path) -
         assert silent == "no response within 0.1 s"
         assert refused.startswith(f"cannot connect to {missing}: ")
     assert report.exit_status == 4
-
-
-@pytest.mark.parametrize(
-    ("routes", "asked"),
-    [
-        (_to("b", "a"), "a b"),
-        ([{"match": {"operations": ["health"]}, "upstream": "c"}], "c"),
-        ([{"upstream": "a", "mirror": {"upstream": "c"}}], "a c"),
-        ([{"upstream": [{"name": "a", "weight": 1}, {"name": "b", "weight": 0}]}], "a"),
-        ([{"match": {"model": "m"}, "upstream": "a"}, *_to("c", "a")], "a c"),
-    ],
-    ids=str,
-)
-async def test_used_upstreams_are_probed_once(routes: list[dict[str, Any]], asked: str) -> None:
-    async with AsyncExitStack() as stack:
-        servers = {name: await stack.enter_async_context(Server()) for name in "abc"}
-        upstreams = {name: {"endpoints": [server.url]} for name, server in servers.items()}
-        report = await _probed(upstreams=upstreams, routes=routes)
-        assert [name for name, server in servers.items() if server.requests] == asked.split()
-    assert [result.upstream for result in report.servers] == asked.split()
 
 
 async def test_probes_run_concurrently_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -361,35 +340,84 @@ async def test_names_are_resolved_to_one_endpoint(tmp_path: Path) -> None:
     assert report.exit_status == 0
 
 
-ROUTES = [
-    ([{"match": {"model": "n"}, "upstream": "a"}, {"upstream": "b"}], "b"),
-    ([{"match": {"model": "m*", "version": "2"}, "upstream": "a"}, {"upstream": "b"}], "a b"),
-    ([{"match": {"headers": {"x": "*"}}, "upstream": "a"}, {"upstream": "b"}], "a b"),
-    ([{"match": {"operations": ["generate"]}, "upstream": "a"}, {"upstream": "b"}], "b"),
-    ([{"upstream": [{"name": "a", "weight": 0}, {"name": "b", "weight": 1}]}], "b"),
-    ([{"upstream": "a", "mirror": {"upstream": "b"}}], "a b"),
-    (
-        [{"match": {"model": "m"}, "upstream": "a", "rewrite": {"model": "n"}}, {"upstream": "b"}],
-        "",
-    ),
-    (
-        [
-            {"match": {"model": "m"}, "upstream": "a"},
-            {"match": {"model": "alias"}, "upstream": "b", "rewrite": {"model": "m"}},
-        ],
-        "a b",
-    ),
+ONE, OTHER = {"match": {"model": "m"}, "upstream": "a"}, {"upstream": "b"}
+ROUTES: list[tuple[list[dict[str, Any]], str, str]] = [
+    (_to("b", "a"), "a b", "a b"),
+    ([{"match": {"operations": ["health"]}, "upstream": "c"}], "c", ""),
+    ([{"upstream": "a", "mirror": {"upstream": "c"}}], "a c", "a c"),
+    ([{"upstream": [{"name": "a", "weight": 1}, {"name": "b", "weight": 0}]}], "a", "a"),
+    ([ONE, *_to("c", "a")], "a c", "a"),
+    ([{"match": {"model": "n"}, "upstream": "a"}, OTHER], "a b", "b"),
+    ([{"match": {"headers": {"x": "*"}}, "upstream": "a"}, OTHER], "a b", "a b"),
+    ([{"match": {"operations": ["generate"]}, "upstream": "a"}, OTHER], "a b", "b"),
+    ([ONE | {"rewrite": {"model": "n"}}, OTHER], "a b", ""),
+    ([ONE, OTHER | {"match": {"model": "alias"}, "rewrite": {"model": "m"}}], "a b", "a b"),
 ]
 
 
-@pytest.mark.parametrize(("routes", "asked"), ROUTES)
-async def test_upstreams_that_serve_the_model_are_probed(
-    routes: list[dict[str, Any]], asked: str
+@pytest.mark.parametrize(("routes", "probed", "asked"), ROUTES, ids=str)
+async def test_used_upstreams_are_probed_and_those_that_serve_the_model_are_asked_for_it(
+    routes: list[dict[str, Any]], probed: str, asked: str
 ) -> None:
-    async with Server({"m": SAME}) as a, Server({"m": SAME}) as b:
-        upstreams = {"a": {"endpoints": [a.url]}, "b": {"endpoints": [b.url]}}
+    async with AsyncExitStack() as stack:
+        servers = {name: await stack.enter_async_context(Server({"m": SAME})) for name in "abc"}
+        upstreams = {name: {"endpoints": [server.url]} for name, server in servers.items()}
         report = await _probed(upstreams=upstreams, routes=routes, models={"m": MODEL})
-    assert " ".join(found.upstream for found in report.models["m"]) == asked
+        assert [name for name, server in servers.items() if server.requests] == probed.split()
+    assert [found.upstream for found in report.servers] == probed.split()
+    assert {found.upstream for found in report.models["m"]} == set(asked.split())
     assert report.exit_status == (0 if asked else 3)
     if not asked:
         assert list(report.lines())[-1] == "model m: no route leads to it"
+
+
+# ------------------------------------------------------------ endpoints that are the gateway itself
+
+
+def _own(listen: object, *endpoints: object) -> list[str]:
+    settings = Settings.model_validate(
+        {"listen": listen, "upstreams": {"u": {"endpoints": endpoints}}}
+    )
+    return [why.split()[0] for _, why in find_self_references(settings)]
+
+
+@pytest.mark.parametrize(
+    ("listen", "endpoint"),
+    [
+        ("127.0.0.1:80", "http://127.0.0.1:80"),
+        ("127.0.0.1:80", "http://localhost:80"),
+        ("127.0.0.1:80", "http://0.0.0.0:80"),
+        ("localhost:80", "http://LocalHost.:80"),
+        ("0.0.0.0:80", "http://127.1.2.3:80"),
+        ("0.0.0.0:80", f"http://{socket.gethostname()}:80"),
+        ("[::]:80", "http://[::1]:80"),
+        (["127.0.0.1:79", "127.0.0.1:80"], "http://127.0.0.1:80"),
+        ("unix:/run/a", "unix:/run/a"),
+    ],
+)
+def test_endpoint_at_a_listening_address_is_found(listen: object, endpoint: str) -> None:
+    assert _own(listen, "http://other:80", endpoint) == [endpoint]
+
+
+@pytest.mark.parametrize(
+    ("listen", "endpoint"),
+    [
+        ("127.0.0.1:80", "http://127.0.0.1:81"),
+        ("0.0.0.0:80", "http://triton:80"),
+        ("0.0.0.0:80", "http://192.0.2.1:80"),
+        ("0.0.0.0:80", "http://[::1]:80"),
+        ("[::]:80", "http://127.0.0.1:80"),
+        ("192.0.2.1:80", "http://127.0.0.1:80"),
+        ("unix:/run/a", "http://127.0.0.1:80"),
+    ],
+)
+def test_endpoint_at_another_address_is_not_found(listen: object, endpoint: str) -> None:
+    assert _own(listen, endpoint) == []
+
+
+@pytest.mark.parametrize(
+    ("listen", "own"), [(80, "http://localhost:80"), (81, "grpc://localhost:81")]
+)
+def test_both_addresses_of_an_endpoint_are_looked_at(listen: int, own: str) -> None:
+    both = {"http": "http://localhost:80", "grpc": "grpc://localhost:81"}
+    assert _own(f"127.0.0.1:{listen}", both) == [own]

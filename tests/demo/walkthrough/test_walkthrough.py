@@ -215,7 +215,7 @@ async def test_call_without_a_response_is_an_error(server: DemoServer, refusing:
 )
 def test_other_messages_are_errors(message: bytes) -> None:
     with pytest.raises(ShowError, match="the response was"):
-        _ = GrpcResult("", b"", message, 0.0, None).outputs
+        _ = GrpcResult("", {}, b"", message, 0.0, None).outputs
 
 
 async def test_traffic_has_every_form_and_some_failures(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from h2.errors import ErrorCodes
 
-from gateway.observe.call_metrics import ERRORS
+from gateway.observe.families import ERRORS
 from tests.support.gateway import gateway_before, served
 from tests.support.grpc.client import grpc_client
 from tests.support.grpc.proto_file import ModelInferResponse, infer_request

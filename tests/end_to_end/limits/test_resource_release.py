@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
+from gateway.listener.client_call import Continuation
 from gateway.listener.connection import Http1Call
-from gateway.listener.connection_host import Continuation
 from gateway.upstream.address import TcpAddress
 from tests.support.checks.garbage import no_garbage
 from tests.support.gateway import (

@@ -10,13 +10,7 @@ from typing import Any
 
 import pytest
 
-from gateway.observe.call_metrics import (
-    FIRST_BYTE,
-    RECEIVED_BYTES,
-    RETRIES,
-    SENT_BYTES,
-    SERVER_DURATION,
-)
+from gateway.observe import families
 from gateway.observe.call_record import CallRecord
 from gateway.observe.metric_store import CounterFamily
 from tests.support.checks.call_records import call_records as call_records
@@ -54,20 +48,21 @@ class _Seen:
 
     def calls(self, url: str) -> int:
         """Return the attempts whose duration was observed."""
-        return int(sum(self._words(SERVER_DURATION, url)[1:]))
+        return int(sum(self._words(families.SERVER_DURATION, url)[1:]))
 
     def seconds(self, url: str) -> float:
-        return self._words(SERVER_DURATION, url)[0]
+        return self._words(families.SERVER_DURATION, url)[0]
 
     def heads(self, url: str) -> int:
-        return int(sum(self._words(FIRST_BYTE, url)[1:]))
+        return int(sum(self._words(families.FIRST_BYTE, url)[1:]))
 
     def sizes(self, url: str) -> tuple[float, float]:
         """Return the bytes that were sent and received."""
-        return self._words(SENT_BYTES, url)[0], self._words(RECEIVED_BYTES, url)[0]
+        sent, received = families.SENT_BYTES, families.RECEIVED_BYTES
+        return self._words(sent, url)[0], self._words(received, url)[0]
 
     def retries(self) -> float:
-        return sum(count for (count,) in self._store.sums(RETRIES).values())
+        return sum(count for (count,) in self._store.sums(families.RETRIES).values())
 
     def _words(self, family: Any, url: str) -> list[float]:
         empty = [0.0] if isinstance(family, CounterFamily) else [0.0] * family.words

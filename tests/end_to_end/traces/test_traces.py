@@ -20,7 +20,7 @@ import grpc
 import pytest
 
 from gateway.app.gateway import Gateway
-from gateway.observe.gateway_metrics import DROPPED_SPANS, EXPORTED_SPANS
+from gateway.observe.families import DROPPED_SPANS, EXPORTED_SPANS
 from gateway.settings.schema import Settings
 from tests.support.addresses import free_address
 from tests.support.gateway import RunningGateway, running_gateway, until

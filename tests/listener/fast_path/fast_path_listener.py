@@ -19,6 +19,7 @@ from gateway.proxy.interfaces import ClientRequest, ClientResponse
 from gateway.proxy.router import Route, Router
 from gateway.routing.matcher import Match
 from gateway.upstream.address import parse_server_url
+from gateway.upstream.exchange import EndpointOptions
 from gateway.upstream.http.endpoint import HttpEndpoint
 from tests.support.doubles.streaming import LIMITS, make_destination
 from tests.support.gateway import http1_connections, no_leaks, until
@@ -50,7 +51,8 @@ class FastPathListener:
 
     @property
     def fast_path_calls(self) -> list[BufferedCall]:
-        return [each for each in self.listener._active_calls if isinstance(each, BufferedCall)]
+        calls = [each._call for each in self.listener._active_calls]
+        return [each for each in calls if isinstance(each, BufferedCall)]
 
     @asynccontextmanager
     async def client(self) -> AsyncIterator[RawClient]:
@@ -82,7 +84,7 @@ async def listening(
     """Run a listener before a server."""
     async with no_leaks():
         destination = make_destination(
-            HttpEndpoint(parse_server_url(server.url), connect_timeout=5), limits=limits
+            HttpEndpoint(parse_server_url(server.url), EndpointOptions(5)), limits=limits
         )
         router = Router([Route(Match(), (destination,), codings=codings)])
 

@@ -26,6 +26,7 @@ from gateway.routing.endpoint_health import EjectionState, OutlierPolicy
 from gateway.routing.matcher import Match
 from gateway.routing.retry import RetryPolicy
 from gateway.upstream.address import parse_server_url
+from gateway.upstream.exchange import EndpointOptions
 from gateway.upstream.http.endpoint import HttpEndpoint
 from gateway.upstream.pool.pool import Pool
 from gateway.upstream.transport import (
@@ -38,6 +39,8 @@ from gateway.upstream.transport import (
     UpstreamResponse,
 )
 from tests.support.addresses import HOST, free_address
+from tests.support.checks.nothing_left import find_left_in_listener
+from tests.support.doubles.iterations import iterations
 from tests.support.doubles.streaming import make_destination
 from tests.support.gateway import no_leaks, until
 from tests.support.http2_client import Http2Client, connect_http2
@@ -110,10 +113,6 @@ class _FailingReservation(ReservedConnection):
         self._inner = inner
         self._faults = faults
 
-    @property
-    def head_delay(self) -> float:
-        return self._inner.head_delay
-
     def send(
         self,
         template: RequestTemplate,
@@ -163,7 +162,7 @@ class _World:
         self.limit = ConcurrencyLimit("all", 100, 10, 5)
         self.destination = make_destination(
             *(
-                _FailingEndpoint(HttpEndpoint(parse_server_url(url), 5), faults)
+                _FailingEndpoint(HttpEndpoint(parse_server_url(url), EndpointOptions(5)), faults)
                 for url in (server.url, f"http://{free_address()}")
             )
         )
@@ -205,16 +204,11 @@ class _World:
     def held(self) -> dict[str, int]:
         """Return all that calls and connections hold."""
         held = {
-            "connections": self.listener.connections,
-            "calls": self.listener.requests,
-            "deferred": self.listener.deferrals.size,
+            **find_left_in_listener(self.listener),
             "on the fast path": self.fast_path.in_flight,
             "leases": sum(self.destination.upstream.pool.outstanding),
             "slots": self.limit.active + self.limit.queued,
             "copies": self.mirror.in_flight,
-            "reserved bytes": self.buffers.reserved,
-            "buffered bytes": self.buffers.buffered,
-            "streams": self.buffers.streams,
         }
         return {name: count for name, count in held.items() if count}
 
@@ -302,7 +296,7 @@ async def _reset_streams(client: Http2Client) -> None:
         await client.start("GET", "/v2/never", headers=(("x", "x" * 3000),)),
         client.send_headers("POST", INFER),
     ]
-    await asyncio.sleep(0.02)
+    await iterations(20)
     for stream in streams:
         with suppress(StreamClosedError):  # the gateway has reset it
             client.reset_stream(stream)
@@ -314,7 +308,7 @@ async def _left_streams(client: Http2Client) -> None:
     await client.start("GET", "/v2/never", headers=(("x", "x" * 3000),))
     client.send_headers("POST", INFER)
     client.send_headers("POST", "/v2/x", (("host", "y"),), end_stream=True)
-    await asyncio.sleep(0.02)
+    await iterations(20)
 
 
 _LONG = {"X": "x" * 3000}

@@ -19,7 +19,7 @@ from gateway.http2.frames import (
     encode_goaway,
     encode_ping,
 )
-from gateway.listener.dispatcher import RequestHandler
+from gateway.listener.client_call import RequestHandler
 from gateway.listener.http2_connection import Http2Call
 from gateway.observe.call_record import CallRecord
 from gateway.observe.call_trace import CallTrace
@@ -28,8 +28,13 @@ from gateway.proxy.filters.trace_sampling import TraceSampler
 from gateway.proxy.interfaces import ClientRequest, ClientResponse
 from tests.fuzz.http2.hostile_clients import NEWEST, literal
 from tests.http2.frame_bytes import frame
-from tests.listener.hostile.nothing_left import nothing_left, until_nothing_left
-from tests.listener.running_listener import RunningListener, echo, running_listener
+from tests.listener.running_listener import (
+    RunningListener,
+    echo,
+    nothing_left,
+    running_listener,
+    until_nothing_left,
+)
 from tests.listener.running_listener import scheme as scheme
 from tests.support.gateway import until
 from tests.support.http2_client import connect_http2

@@ -13,13 +13,11 @@ from gateway.http2.flood_limits import MAX_CONTROL_FRAMES, MAX_RESETS
 from gateway.http2.frames import DATA, PADDED, encode_data_header
 from gateway.http2.session import CONNECTION_WINDOW, STREAM_WINDOW
 from gateway.listener.connection_host import IdleTimeouts
-from gateway.listener.http2_connection import MAX_STREAMS, Http2ClientConnection
-from gateway.listener.lingering import MAX_LINGER_BYTES
+from gateway.listener.http2_connection import MAX_LINGER_BYTES, MAX_STREAMS, Http2ClientConnection
 from gateway.observe.call_record import CallRecord
 from gateway.proxy.interfaces import ClientRequest, ClientResponse
 from tests.http2.frame_bytes import frame
-from tests.listener.hostile.nothing_left import nothing_left
-from tests.listener.running_listener import RunningListener, echo, running_listener
+from tests.listener.running_listener import RunningListener, echo, nothing_left, running_listener
 from tests.listener.running_listener import scheme as scheme
 from tests.support.gateway import until
 from tests.support.http2_client import Headers, Http2Client, Http2Reply, connect_http2

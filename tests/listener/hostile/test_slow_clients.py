@@ -92,9 +92,9 @@ class SlowClient(ABC):
     async def go_on(self) -> None:
         """Send or read a little of each call that goes on."""
 
-    @abstractmethod
     def statuses(self) -> list[int]:
         """Return the statuses of those that have ended, 0 without a response."""
+        return []
 
 
 Kind = type[SlowClient]
@@ -152,9 +152,6 @@ class Http1Readers(SlowClient):
         for client in self._connections:
             with suppress(ConnectionError):
                 await client.reader.read(1)
-
-    def statuses(self) -> list[int]:
-        return []
 
 
 class Http2Calls(SlowClient):
@@ -481,24 +478,6 @@ async def test_call_that_is_buffered_gets_the_room_of_trickling_bodies() -> None
             reply = await innocent_of_grpc.call("POST", f"/{SERVICE}/ModelInfer", data, GRPC)
             assert reply.status == 200
             assert ("grpc-status", "0") in reply.trailers
-
-
-async def test_innocent_uploads_have_room_beside_trickling_bodies() -> None:
-    async with gateway_with_little_room() as gateway, AsyncExitStack() as clients:
-        greedy = Http1Uploads(gateway.url, GREEDY, clients)
-        await fill(gateway, greedy)
-        upload = request("POST", "/v2/upload", LARGE)
-        uploads = [
-            await clients.enter_async_context(connect(gateway.url, None, INNOCENT))
-            for _ in range(ROOM // 4)
-        ]
-        for client in uploads:
-            await greedy.go_on()
-            await client.send(upload[:-100])
-        await until(lambda: len(greedy.statuses()) >= len(uploads))
-        assert set(greedy.statuses()) == {408}
-        for client in uploads:
-            assert (await client.ask(upload[-100:])).status == 200
 
 
 def block_event_loop(seconds: float) -> None:

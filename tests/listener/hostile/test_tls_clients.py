@@ -8,18 +8,15 @@ from pathlib import Path
 
 import pytest
 
+from gateway.listener.client_shares import ClientShares
 from gateway.listener.tls import ReloadingTlsContext, TlsFiles
-from gateway.listener.tls_transport import ClientTlsTransport, Handshakes
+from gateway.listener.tls_transport import ClientTlsTransport
 from gateway.system.buffers import BufferAccount
 from gateway.system.sockets.connection import Connection
 from tests.http1.fake_transport import FakeTransport
 from tests.support.certificates import certificate_files, client_context, server_certificate
 from tests.support.compiled import needs_source
 from tests.support.doubles.iterations import iterations
-from tests.support.gateway import running_gateway
-from tests.support.http_messages import http_response, request
-from tests.support.raw_client import connect
-from tests.support.servers.scripted_server import ScriptedServer, always_respond
 
 pytestmark = needs_source
 
@@ -50,7 +47,7 @@ class _Peer:
     def __init__(self, files: TlsFiles) -> None:
         self.account = BufferAccount()
         self.connection = _Recorder(self.account)
-        self.handshakes = Handshakes()
+        self.handshakes = ClientShares[ClientTlsTransport](10)
         context = ReloadingTlsContext(files).context
         self.transport = ClientTlsTransport(
             context, self.connection, self.handshakes, 60, lambda: None
@@ -207,19 +204,3 @@ async def test_failed_handshake_leaves_no_counted_bytes(files: TlsFiles) -> None
     await iterations(20)
     peer.close()
     assert len(peer.handshakes) == 0
-
-
-async def test_client_of_tiny_records_is_served_beside_others(tmp_path: Path) -> None:
-    certificate, key = certificate_files(tmp_path, server_certificate())
-    tls = {"certificate": certificate, "key": key}
-    async with (
-        ScriptedServer(always_respond(http_response(b"ok"))) as server,
-        running_gateway(server.url, tls=tls) as gateway,
-        connect(gateway.url) as client,
-        gateway.client() as other,
-    ):
-        sent = request("POST", "/v2/x", bytes(5000))
-        for index in range(len(sent)):
-            client._writer.write(sent[index : index + 1])
-        assert (await other.call("GET", "/v2/x")).status == 200
-        assert (await client.read_response()).body == b"ok"

@@ -11,14 +11,10 @@ from typing import Any
 
 import pytest
 
+from gateway.observe import families
 from gateway.observe.call_record import CallRecord
 from gateway.observe.call_trace import CallTrace
-from gateway.observe.gateway_metrics import (
-    DROPPED_SPANS,
-    EXPORTED_SPANS,
-    GATEWAY_FAMILIES,
-    TraceMetrics,
-)
+from gateway.observe.gateway_metrics import TraceMetrics
 from gateway.observe.metric_store import MetricStore
 from gateway.observe.tracing import exporter as module
 from gateway.observe.tracing.exporter import MAX_BATCH_BYTES, TraceExporter, size_of
@@ -30,16 +26,16 @@ from tests.support.servers.trace_receiver import TraceReceiver, trace_receiver
 
 class _Metrics:
     def __init__(self) -> None:
-        self._store = MetricStore(GATEWAY_FAMILIES, 1)
+        self._store = MetricStore(families.FAMILIES, 1)
         self.of_exporter = TraceMetrics(self._store.writer(0))
 
     @property
     def exported(self) -> float:
-        return self._store.sums(EXPORTED_SPANS)[()][0]
+        return self._store.sums(families.EXPORTED_SPANS)[()][0]
 
     @property
     def dropped(self) -> dict[str, float]:
-        sums = self._store.sums(DROPPED_SPANS).items()
+        sums = self._store.sums(families.DROPPED_SPANS).items()
         return {reason: count for (reason,), (count,) in sums if count}
 
 

@@ -10,7 +10,7 @@ from types import CodeType
 import pytest
 from h2.exceptions import ProtocolError
 
-from gateway.listener.dispatcher import RequestDispatcher
+from gateway.listener.client_call import RequestDispatcher
 from gateway.protocol.grpc.framing import frame
 from gateway.proxy.admission.concurrency_limit import ConcurrencyLimit, release_all
 from gateway.proxy.attempts.attempt import Attempt
@@ -19,8 +19,7 @@ from gateway.system.buffers import BufferAccount, BufferShare
 from gateway.system.sockets.body_stream import BodyStream
 from gateway.system.sockets.connection import Connection as GatewayConnection
 from gateway.system.timeout_queue import TimeoutQueue
-from gateway.upstream.connection_queue import ConnectionQueue
-from gateway.upstream.exchange import Exchange
+from gateway.upstream.exchange import ConnectionQueue, Exchange
 from gateway.upstream.pool.pool import Lease
 from tests.support.checks.failing_lines import SOURCES, FailingLines, Line, code_of, name_of
 from tests.support.compiled import needs_source

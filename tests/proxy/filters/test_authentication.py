@@ -35,42 +35,30 @@ def test_key_authenticates_a_request(key: str) -> None:
     for keys in ([key], ["other", key], [key, "other"]):
         assert KeyGroup("g", None, keys).authenticates(_headers(_bearer(key)))
         assert KeyGroup("g", "X-Key", keys).authenticates(_headers(("x-key", key)))
-
-
-@pytest.mark.parametrize("scheme", ["Bearer ", "bearer ", "BEARER  "])
-def test_scheme_is_case_insensitive(scheme: str) -> None:
-    assert KeyGroup("g", None, ["key"]).authenticates(_headers(("AUTHORIZATION", f"{scheme}key")))
+        for scheme in ("bearer", "BEARER "):
+            headers = _headers(("AUTHORIZATION", f"{scheme} {key}"))
+            assert KeyGroup("g", None, keys).authenticates(headers)
 
 
 @pytest.mark.parametrize(
-    "values",
+    ("header", "values"),
     [
-        *((f"Bearer {key}",) for key in ("Key", "ke", "keyy", "key key", "key,other", "", "\xff")),
-        *((each,) for each in ("key", "Bearerkey", "Bearer\tkey", "Basic key", "X Bearer key", "")),
+        *((None, (f"Bearer {key}",)) for key in ("Key", "ke", "keyy", "key,other", "\xff")),
+        *((None, (each,)) for each in ("key", "Bearerkey", "Bearer\tkey", "X Bearer key", "")),
         # It is unknown which one a server would use.
-        ("Bearer key", "Bearer key"),
-        ("Bearer no", "Bearer key"),
-        (),
+        (None, ("Bearer no", "Bearer key")),
+        (None, ()),
+        *(("X-Key", (each,)) for each in ("", "Bearer key", "key ", "KEY", "key, other", "\xff")),
+        ("X-Key", ("key", "key")),
+        ("X-Key", ()),
     ],
 )
-def test_invalid_authorization_does_not_authenticate(values: tuple[str, ...]) -> None:
-    headers = _headers(*(("Authorization", value) for value in values), ("X-Key", "key"))
-    assert not KeyGroup("g", None, ["key", "other"]).authenticates(headers)
-
-
-@pytest.mark.parametrize(
-    "values",
-    [(), ("",), ("Bearer key",), ("key ",), ("KEY",), ("key, other",), ("\xff",), ("key", "key")],
-)
-def test_invalid_key_header_does_not_authenticate(values: tuple[str, ...]) -> None:
-    headers = _headers(*(("X-Key", value) for value in values), _bearer("key"))
-    assert not KeyGroup("g", "X-Key", ["key", "other"]).authenticates(headers)
-
-
-def test_group_without_keys_authenticates_nobody() -> None:
-    group = KeyGroup("g", "X-Key", [])
-    assert not group.authenticates(_headers())
-    assert not group.authenticates(_headers(("X-Key", "")))
+def test_invalid_key_does_not_authenticate(header: str | None, values: tuple[str, ...]) -> None:
+    group = KeyGroup("g", header, ["key", "other"])
+    elsewhere = _bearer("key") if header else ("X-Key", "key")
+    headers = _headers(*((group.header_name, value) for value in values), elsewhere)
+    assert not group.authenticates(headers)
+    assert not KeyGroup("g", header, []).authenticates(headers)
 
 
 def test_keys_can_be_replaced() -> None:

@@ -17,7 +17,7 @@ from gateway.protocol.operations import parse_operation
 from gateway.proxy.admission.deadline import Deadline
 from gateway.proxy.body_io import ClientBody
 from gateway.proxy.destination import Limits
-from gateway.proxy.filters.decompression import DecompressedRequest, decompress_request
+from gateway.proxy.filters.body_filters import DecompressedRequest, decompress_request
 from gateway.proxy.interfaces import Call
 from gateway.sizes import CONVERT_CHUNK
 from tests.support.checks.time_slices import cancelled_after, others
@@ -82,8 +82,7 @@ FORMS: dict[str, tuple[dict[str, str], bytes]] = {
 
 async def _seen(headers: dict[str, str], *body: bytes) -> tuple[Any, ...]:
     """Return what a client and its server see of an infer request."""
-    steps = (METADATA, NO_CONFIG, OK) if headers.get(HEADER_LENGTH) == "0" else (OK,)
-    scene = _scene(*steps)
+    scene = _scene()
     response = await scene.ask("POST", INFER, *body, headers={"X-A": "1", **headers})
     asked = [dict(request.headers) for request in scene.endpoints[0].requests]
     return response.status, response.body, asked, scene.endpoints[0].bodies
@@ -245,9 +244,12 @@ class RecordingDeadline(Deadline):
 
 
 async def _decoded(
-    deadline: Deadline, body: Sequence[BodyStep], limits: Limits = LARGE
+    deadline: Deadline,
+    body: Sequence[BodyStep],
+    limits: Limits = LARGE,
+    make: type[ScriptedRequest] = ScriptedRequest,
 ) -> DecompressedRequest:
-    request = ScriptedRequest(EventLog(), "POST", GENERATE, {"Content-Encoding": "gzip"}, body)
+    request = make(EventLog(), "POST", GENERATE, {"Content-Encoding": "gzip"}, body)
     destination = make_destination(ScriptedEndpoint(EventLog()), limits=limits)
     reservation = destination.memory_budget.reserve()
     operation = parse_operation("POST", GENERATE)
@@ -276,14 +278,8 @@ async def test_client_that_sends_input_without_output_is_not_idle() -> None:
 
     body = gzip.compress(NOISE[:1500])
     steps = [body[at : at + 150] for at in range(0, len(body), 150)]
-    request = Slow(EventLog(), "POST", GENERATE, {"Content-Encoding": "gzip"}, steps)
-    destination = make_destination(ScriptedEndpoint(EventLog()))
     with Deadline(0.15, 60) as deadline:
-        reservation = destination.memory_budget.reserve()
-    operation = parse_operation("POST", GENERATE)
-    call = Call(request, ScriptedClientResponse(EventLog()), operation, destination, deadline)
-    made = (await decompress_request(call, reservation)).request
-    assert made.content_length == 1500
+        assert (await _decoded(deadline, steps, make=Slow)).content_length == 1500
 
 
 async def test_at_most_two_chunks_of_a_bomb_are_buffered() -> None:

@@ -1,20 +1,21 @@
+"""Headers that the gateway adds for servers, and calls that are traced."""
+
 from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from ipaddress import ip_network
 
 import pytest
 from multidict import CIMultiDict, CIMultiDictProxy
 
+from gateway.http1.forwarded import Peer
 from gateway.http1.head import HeadParser, RequestHead, encode_head, parse_lines
-from gateway.proxy.filters.forwarded_headers import (
-    NOTED_HEADERS,
-    ForwardedHeaders,
-    ForwardedPolicy,
-    Peer,
-)
+from gateway.observe.call_trace import CallTrace
+from gateway.proxy.filters.forwarded_headers import NOTED_HEADERS, ForwardedHeaders, ForwardedPolicy
+from gateway.proxy.filters.trace_sampling import TraceSampler
 
 CLIENT = Peer("192.0.2.7")
 ON_UNIX = Peer(is_unix=True)
@@ -58,76 +59,51 @@ def _lines(
 # -------------------------------------------------------------------------------------- X-Forwarded
 
 
-@pytest.mark.parametrize(
-    ("peer", "lines"),
-    [
-        (CLIENT, {"X-Forwarded-For": "192.0.2.7", "X-Forwarded-Proto": "http"}),
-        (Peer("::1", is_tls=True), {"X-Forwarded-For": "::1", "X-Forwarded-Proto": "https"}),
-        (ON_UNIX, {"X-Forwarded-Proto": "http"}),
-        (GONE, {"X-Forwarded-Proto": "http"}),
-    ],
-)
-@pytest.mark.parametrize("forwarding", [WAY, BELIEVING])
-def test_x_forwarded_headers_describe_the_client(
-    forwarding: ForwardedPolicy, peer: Peer, lines: dict[str, str]
-) -> None:
-    made = _lines(forwarding, peer, ("Host", "h:80"))
-    assert made == [*lines.items(), ("X-Forwarded-Host", "h:80")]
-
-
-def test_client_without_host_gets_no_x_forwarded_host() -> None:
-    for pairs in ((), (("Host", ""),)):
-        names = [name for name, _ in _lines(WAY, CLIENT, *pairs, version="1.0")]
-        assert names == ["X-Forwarded-For", "X-Forwarded-Proto"]
-
-
+HOST = ("Host", "h")
 CLAIMS = (
     ("X-Forwarded-For", "203.0.113.1"),
     ("x-forwarded-for", "203.0.113.2, 203.0.113.3"),
     ("X-Forwarded-Proto", "https"),
     ("X-Forwarded-Host", "public.example"),
-    ("Host", "h"),
+    HOST,
 )
+BLANK = (("X-Forwarded-For", ""), ("X-Forwarded-Proto", ""), HOST)
+CLAIMED = "203.0.113.1, 203.0.113.2, 203.0.113.3"
+OVER_TLS = Peer("2001:db8::7", is_tls=True)
+
+FORWARDED: dict[
+    str, tuple[ForwardedPolicy, Peer, tuple[tuple[str, str], ...], tuple[str, str, str]]
+] = {
+    "a client": (WAY, CLIENT, (HOST,), ("192.0.2.7", "http", "h")),
+    "over IPv6 and TLS": (WAY, OVER_TLS, (HOST,), ("2001:db8::7", "https", "h")),
+    "on a Unix socket": (BELIEVING, ON_UNIX, (HOST,), ("", "http", "h")),
+    "gone": (BELIEVING, GONE, CLAIMS, ("", "http", "h")),
+    "without host": (WAY, CLIENT, (("Host", ""),), ("192.0.2.7", "http", "")),
+    "untrusted": (WAY, CLIENT, CLAIMS, ("192.0.2.7", "http", "h")),
+    "of another network": (BELIEVING, Peer("192.0.3.7"), CLAIMS, ("192.0.3.7", "http", "h")),
+    "of another IPv6 network": (
+        BELIEVING,
+        Peer("2001:db9::1"),
+        CLAIMS,
+        ("2001:db9::1", "http", "h"),
+    ),
+    "trusted": (BELIEVING, CLIENT, CLAIMS, (f"{CLAIMED}, 192.0.2.7", "https", "public.example")),
+    "trusted over TLS": (BELIEVING, OVER_TLS, BLANK, ("2001:db8::7", "https", "h")),
+    "trusted on a Unix socket": (WAY, ON_UNIX, CLAIMS, (CLAIMED, "https", "public.example")),
+}
+"""Policies, peers and their headers; and X-Forwarded-For, -Proto and -Host for servers."""
 
 
-@pytest.mark.parametrize("peer", [CLIENT, GONE])
-def test_headers_of_an_untrusted_client_are_replaced(peer: Peer) -> None:
-    assert _lines(WAY, peer, *CLAIMS) == _lines(WAY, peer, ("Host", "h"))
-
-
-@pytest.mark.parametrize(
-    "peer", [Peer("192.0.3.7"), Peer("2001:db9::1"), Peer("::ffff:c000:207"), GONE]
-)
-def test_only_addresses_in_trusted_networks_are_trusted(peer: Peer) -> None:
-    assert not BELIEVING.trusts(peer)
-    assert _lines(BELIEVING, peer, *CLAIMS) == _lines(WAY, peer, ("Host", "h"))
-
-
-@pytest.mark.parametrize("peer", [CLIENT, Peer("2001:db8::7", is_tls=True)])
-def test_address_of_a_trusted_proxy_is_appended(peer: Peer) -> None:
-    assert _lines(BELIEVING, peer, *CLAIMS) == [
-        ("X-Forwarded-For", f"203.0.113.1, 203.0.113.2, 203.0.113.3, {peer.address}"),
-        ("X-Forwarded-Proto", "https"),
-        ("X-Forwarded-Host", "public.example"),
-    ]
-
-
-def test_missing_headers_of_a_trusted_proxy_describe_that_proxy() -> None:
-    peer = Peer("192.0.2.7", is_tls=True)
-    claims = (("X-Forwarded-For", ""), ("X-Forwarded-Proto", ""), ("Host", "h"))
-    assert dict(_lines(BELIEVING, peer, *claims)) == {
-        "X-Forwarded-For": "192.0.2.7",
-        "X-Forwarded-Proto": "https",
-        "X-Forwarded-Host": "h",
-    }
-
-
-def test_unix_socket_peer_is_trusted_and_adds_no_address() -> None:
-    assert _lines(WAY, ON_UNIX, *CLAIMS) == [
-        ("X-Forwarded-For", "203.0.113.1, 203.0.113.2, 203.0.113.3"),
-        ("X-Forwarded-Proto", "https"),
-        ("X-Forwarded-Host", "public.example"),
-    ]
+@pytest.mark.parametrize(("forwarding", "peer", "sent", "made"), FORWARDED.values(), ids=FORWARDED)
+def test_x_forwarded_headers_describe_the_client_and_extend_what_trusted_ones_say(
+    forwarding: ForwardedPolicy,
+    peer: Peer,
+    sent: tuple[tuple[str, str], ...],
+    made: tuple[str, str, str],
+) -> None:
+    names = ("X-Forwarded-For", "X-Forwarded-Proto", "X-Forwarded-Host")
+    expected = [(name, value) for name, value in zip(names, made, strict=True) if value]
+    assert _lines(forwarding, peer, *sent) == expected
 
 
 # ---------------------------------------------------------------------------------------- Forwarded
@@ -166,9 +142,7 @@ def _id(*given: str) -> str:
     return request_id
 
 
-@pytest.mark.parametrize(
-    "given", ["a", "0", "x" * 128, "!\"#'()*:;=?[]{}~", "Root=1-67891233-abcd"]
-)
+@pytest.mark.parametrize("given", ["0", "x" * 128, "!\"#'()*:;=?[]{}~"])
 def test_request_id_of_the_client_is_used(given: str) -> None:
     assert _id(given) == given
 
@@ -249,3 +223,62 @@ def test_replaced_headers_cover_all_generated_headers(forwarding: ForwardedPolic
     claims = (*CLAIMS, ("Forwarded", "for=a"), ("Via", "1.1 a"), ("X-Request-Id", "a"))
     made = {name.lower() for name, _ in _lines(forwarding, CLIENT, *claims)}
     assert made == forwarding.replaced_headers
+
+
+TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
+SAMPLED, UNSAMPLED = (f"traceparent: 00-{TRACE}-{SPAN}-{flags}" for flags in ("01", "00"))
+STATE = "tracestate: a=1"
+
+
+def _traced_head(*lines: str) -> RequestHead:
+    data = "\r\n".join(("POST /v2 HTTP/1.1", "Host: gw:8080", *lines, "", ""))
+    return HeadParser((), NOTED_HEADERS).parse_request(data.encode("latin-1"))
+
+
+def _never() -> float:
+    raise AssertionError("the caller has decided")
+
+
+def _sample(
+    *lines: str, ratio: float = 0.5, random: Callable[[], float] = _never
+) -> CallTrace | None:
+    sampler = TraceSampler(ratio, lambda _: None, random)
+    return sampler.sample(_traced_head(*lines), Peer("10.0.0.1", is_tls=True), "2")
+
+
+def test_sampled_caller_is_continued() -> None:
+    trace = _sample(SAMPLED, STATE, ratio=0.0)
+    assert trace is not None
+    assert (trace.trace_id, trace.parent_id, trace.state) == (TRACE, SPAN, "a=1")
+    assert (trace.scheme, trace.host, trace.http_version) == ("https", "gw:8080", "2")
+
+
+def test_caller_that_is_not_sampled_is_not_traced() -> None:
+    assert _sample(UNSAMPLED, STATE, ratio=1.0) is None
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        (),
+        (STATE,),
+        ("traceparent: 00-nonsense", STATE),
+        (SAMPLED, SAMPLED, STATE),
+        (SAMPLED.upper().replace("TRACEPARENT", "traceparent"), STATE),
+    ],
+)
+def test_call_without_a_valid_parent_begins_a_trace_by_the_ratio(lines: tuple[str, ...]) -> None:
+    assert _sample(*lines, random=lambda: 0.5) is None
+    assert _sample(*lines, ratio=0.0, random=lambda: 0.0) is None
+    trace = _sample(*lines, random=lambda: 0.49)
+    assert trace is not None
+    assert trace.trace_id not in ("", TRACE, "0" * 32)
+    assert len(trace.trace_id) == 32
+    assert (trace.parent_id, trace.state) == ("", "")
+    assert _sample(*lines, ratio=1.0, random=lambda: 0.999999) is not None
+
+
+def test_invalid_tracestate_does_not_end_a_trace() -> None:
+    trace = _sample(SAMPLED, STATE, "tracestate: =")
+    assert trace is not None
+    assert (trace.parent_id, trace.state) == (SPAN, "")

@@ -17,7 +17,7 @@ from gateway.proxy.calls.dispatch import handle_request, proxy_call
 from gateway.proxy.calls.planner import Planner
 from gateway.proxy.destination import Limits
 from gateway.proxy.filters.mirror import Mirror
-from gateway.proxy.router import Rewrite, Route, Router
+from gateway.proxy.router import Route, Router
 from gateway.routing.matcher import Match
 from tests.proxy.calls.scene import plan_of, start
 from tests.support.doubles.cluster import send_request
@@ -186,19 +186,11 @@ async def test_fast_path_samples_each_request() -> None:
 # ------------------------------------------------------------------------------------ the fast path
 
 
-def _fast_path(
-    shadow: ScriptedEndpoint | None,
-) -> tuple[ScriptedClient, ReadyEndpoint, Planner, Mirror | None]:
-    ready = ReadyEndpoint()
-    mirror = None if shadow is None else Mirror(make_destination(shadow), 1.0, proxy_call)
-    route = Route(Match(), (make_destination(ready),), mirror=mirror, rewrite=Rewrite("n"))
-    return ScriptedClient(ready.log), ready, Planner(Router([route])), mirror
-
-
 async def test_mirrored_request_cancelled_before_its_start_releases_its_memory() -> None:
     shadow = ScriptedEndpoint(EventLog(), OK)
-    _, _, fast_path, mirror = _fast_path(shadow)
-    assert mirror is not None
+    mirror = Mirror(make_destination(shadow), 1.0, proxy_call)
+    route = Route(Match(), (make_destination(ReadyEndpoint()),), mirror=mirror)
+    fast_path = Planner(Router([route]))
     assert start(fast_path, "POST", GENERATE, {}, b"{}", ScriptedClient()) is not None
     assert mirror.destination.memory_budget.total == 2
     await mirror.close()

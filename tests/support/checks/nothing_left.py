@@ -86,7 +86,7 @@ def find_left(gateway: Gateway) -> dict[str, int]:
 
 def find_left_in_listener(listener: HttpListener) -> dict[str, int]:
     """Return what a listener holds of its clients, by name."""
-    records = [client.record for client in listener._active_calls.values()]
+    records = [call.record for call in listener._active_calls]
     one = f", one is {records[0].method} {records[0].target}" if records else ""
     return {
         "connections": listener.connections,

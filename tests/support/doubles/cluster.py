@@ -14,7 +14,7 @@ from gateway.proxy.destination import Destination, Limits
 from gateway.proxy.router import Route, Router
 from gateway.routing.matcher import Match
 from gateway.upstream.pool.checks import ModelDiscovery, PoolSupervisor
-from gateway.upstream.pool.dialect import DialectState, fixed_dialect_state
+from gateway.upstream.pool.dialect import DialectState
 from tests.support.doubles.streaming import (
     LIMITS,
     BodyStep,
@@ -172,5 +172,5 @@ def upstreams_of(
 
 
 def _speaking(destination: Destination, dialect: Dialect | DialectState) -> Destination:
-    state = dialect if isinstance(dialect, DialectState) else fixed_dialect_state(dialect)
+    state = dialect if isinstance(dialect, DialectState) else DialectState(dialect)
     return replace(destination, upstream=replace(destination.upstream, dialect_state=state))

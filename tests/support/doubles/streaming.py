@@ -23,7 +23,7 @@ from gateway.proxy.router import Route, Router
 from gateway.routing.matcher import Match
 from gateway.upstream.metadata_cache import MetadataCache
 from gateway.upstream.pool.checks import PoolSupervisor
-from gateway.upstream.pool.dialect import fixed_dialect_state
+from gateway.upstream.pool.dialect import DialectState
 from gateway.upstream.pool.member import ReadyModels
 from gateway.upstream.pool.pool import Pool
 from gateway.upstream.transport import UpstreamEndpoint, UpstreamRequest, UpstreamResponse
@@ -257,9 +257,7 @@ def make_destination(
 ) -> Destination:
     """Make a route to servers that speak as Triton does, or as is said."""
     cache = metadata or MetadataCache(60, 10, 30, lambda: 0.0)
-    upstream = Upstream(
-        name, fixed_dialect_state(dialect), Pool(endpoints, supervisor=supervisor), cache
-    )
+    upstream = Upstream(name, DialectState(dialect), Pool(endpoints, supervisor=supervisor), cache)
     return Destination(upstream, policies or JsonPolicies(), limits)
 
 

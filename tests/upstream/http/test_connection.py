@@ -12,6 +12,7 @@ from gateway.errors import ErrorKind, GatewayError, ServerName, bad_response
 from gateway.http1.head import ResponseHead
 from gateway.system.buffers import MAX_WINDOW
 from gateway.upstream.address import parse_server_url
+from gateway.upstream.exchange import EndpointOptions
 from gateway.upstream.http.connection import (
     MAX_INTERIM_RESPONSES,
     ServerConnection,
@@ -23,7 +24,7 @@ from tests.http1.fake_transport import FakeTransport
 from tests.http1.splits import all_splits, bytewise
 from tests.support.doubles.clock import Clock
 from tests.support.http_messages import chunk, chunked, http_response, message
-from tests.upstream.receivers import RecordingReceiver
+from tests.upstream.endpoints import RecordingReceiver
 
 URL = "http://server:8000"
 
@@ -43,7 +44,7 @@ def _ask(
     connection: ServerConnection, receiver: RecordingReceiver, method: str = "POST"
 ) -> HttpExchange:
     """Let a connection expect the response to a request."""
-    exchange = HttpExchange(HttpEndpoint(ENDPOINT_ADDRESS, 5), connection)
+    exchange = HttpExchange(HttpEndpoint(ENDPOINT_ADDRESS, EndpointOptions(5)), connection)
     exchange.receiver = receiver
     connection.begin_request(method, exchange)
     return exchange

@@ -15,9 +15,9 @@ import pytest
 
 from gateway.errors import ErrorKind, GatewayError, ServerName
 from gateway.upstream.address import parse_server_url
+from gateway.upstream.exchange import EndpointOptions
 from gateway.upstream.http.connection import ServerConnection
-from gateway.upstream.http.connections import HttpConnections
-from gateway.upstream.http.endpoint import HttpEndpoint, HttpExchange
+from gateway.upstream.http.endpoint import HttpConnections, HttpEndpoint, HttpExchange
 from gateway.upstream.transport import RequestTemplate, ReservedConnection
 from tests.http1.fake_transport import FakeTransport
 from tests.support.addresses import HOST
@@ -30,9 +30,7 @@ from tests.support.servers.scripted_server import (
     always_respond,
     never_respond,
 )
-from tests.upstream.calls import make_request
-from tests.upstream.endpoints import EndpointAt
-from tests.upstream.receivers import RecordingReceiver, send_reserved
+from tests.upstream.endpoints import EndpointAt, RecordingReceiver, make_request, send_reserved
 
 KEEP_ALIVE = 4.0
 
@@ -54,7 +52,7 @@ def idle(clock: Clock) -> HttpConnections:
 
 def _use(connection: ServerConnection, headers: dict[str, str] | None = None) -> None:
     """Let a connection carry a complete call."""
-    endpoint = HttpEndpoint(parse_server_url("http://server:8000"), 5)
+    endpoint = HttpEndpoint(parse_server_url("http://server:8000"), EndpointOptions(5))
     connection.begin_request("POST", HttpExchange(endpoint, connection))
     connection.data_received(http_response(b"", headers))
 
@@ -197,7 +195,7 @@ async def test_call_that_ends_after_close_drops_its_connection() -> None:
         await connection.wait_for_close()
 
     async with ScriptedServer(script) as server:
-        endpoint = HttpEndpoint(parse_server_url(server.url), connect_timeout=5, idle_timeout=60)
+        endpoint = HttpEndpoint(parse_server_url(server.url), EndpointOptions(5, 60))
         response = await endpoint.send(make_request())
         assert [await response.read(), await response.read()] == [b"asked", b""]
         await endpoint.close()

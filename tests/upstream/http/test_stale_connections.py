@@ -23,10 +23,17 @@ from tests.support.servers.scripted_server import (
     always_respond,
     respond_in_turn,
 )
-from tests.upstream.calls import Repeatable, ask, make_request, pieces
-from tests.upstream.calls import ask as call_whole
-from tests.upstream.endpoints import EndpointAt, Serve
-from tests.upstream.receivers import RecordingReceiver, send_reserved
+from tests.upstream.endpoints import (
+    EndpointAt,
+    RecordingReceiver,
+    Repeatable,
+    Serve,
+    ask,
+    make_request,
+    pieces,
+    send_reserved,
+)
+from tests.upstream.endpoints import ask as call_whole
 
 Ask = Callable[[HttpEndpoint], Awaitable[bytes]]
 LARGE = (b"a" * 200_000, b"b" * 200_000)

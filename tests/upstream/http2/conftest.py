@@ -1,12 +1,15 @@
 import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import fields
 from functools import cache
+from typing import Any
 
 import pytest
 
 from gateway.system.certificates import CertificateFiles, client_context
 from gateway.upstream.address import parse_server_url
+from gateway.upstream.exchange import EndpointOptions
 from gateway.upstream.http2.endpoint import Http2Endpoint
 from tests.support.certificates import authority
 from tests.support.gateway import no_leaks
@@ -29,9 +32,12 @@ async def http2_at() -> AsyncIterator[Http2EndpointAt]:
     """Make HTTP/2 endpoints; they are closed after the test, and nothing may be left of them."""
     endpoints: list[Http2Endpoint] = []
 
-    def http2_at(url: str, **options: object) -> Http2Endpoint:
+    def http2_at(url: str, **options: Any) -> Http2Endpoint:
         address = parse_server_url(url.replace("http", "grpc"), http2_context())
-        endpoints.append(Http2Endpoint(address, **{"connect_timeout": 5, **options}))  # type: ignore[arg-type]
+        names = {field.name for field in fields(EndpointOptions)}
+        common = {name: options.pop(name) for name in names & options.keys()}
+        made = EndpointOptions(**{"connect_timeout": 5.0, **common})
+        endpoints.append(Http2Endpoint(address, made, **options))
         return endpoints[-1]
 
     async with no_leaks():

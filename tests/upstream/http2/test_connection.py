@@ -14,7 +14,7 @@ from gateway.system.buffers import BufferAccount
 from tests.support.gateway import until
 from tests.support.servers.http2_server import Http2Peer, answering, http2_script
 from tests.support.servers.scripted_server import Script, ScriptedServer
-from tests.upstream.calls import call, make_request
+from tests.upstream.endpoints import call, make_request
 from tests.upstream.http2.conftest import Http2EndpointAt, connected
 
 MIB = 1024 * 1024

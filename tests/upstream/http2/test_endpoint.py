@@ -1,3 +1,5 @@
+"""Requests and responses over HTTP/2, by scripted servers and those of grpcio."""
+
 from __future__ import annotations
 
 import asyncio
@@ -5,7 +7,10 @@ import re
 import socket
 import threading
 from collections.abc import AsyncIterator
+from contextlib import AbstractContextManager
+from typing import Any
 
+import grpc
 import pytest
 from h2.errors import ErrorCodes
 from h2.settings import SettingCodes
@@ -18,7 +23,12 @@ from gateway.http2.frames import (
     encode_window_update,
 )
 from gateway.http2.hpack import Encoder
+from gateway.system.buffers import BufferAccount
+from gateway.upstream.http2.endpoint import Http2Endpoint
+from gateway.upstream.transport import UpstreamResponse
 from tests.support.checks.garbage import no_garbage
+from tests.support.gateway import until
+from tests.support.servers.grpc_server import GrpcServer, grpc_server
 from tests.support.servers.http2_server import (
     Http2Peer,
     Play,
@@ -28,8 +38,15 @@ from tests.support.servers.http2_server import (
     http2_tls,
 )
 from tests.support.servers.scripted_server import Connection, ScriptedServer
-from tests.upstream.calls import Repeatable, call, make_request, pieces, read_reply
-from tests.upstream.endpoints import blocking_server, reset_on_close
+from tests.upstream.endpoints import (
+    Repeatable,
+    blocking_server,
+    call,
+    make_request,
+    pieces,
+    read_reply,
+    reset_on_close,
+)
 from tests.upstream.http2.conftest import Http2EndpointAt, connected
 
 HTTP_1_ADDRESS = "the address of a server that speaks HTTP/1.1 begins with http:// or https://"
@@ -288,3 +305,83 @@ async def test_early_response_is_read_although_the_next_write_fails(
     with blocking_server(refuse, http2_tls() if is_tls else None, closed.set) as url:
         reply = await read_reply(await http2_at(url).send(make_request(body())))
         assert (reply.status, reply.headers["grpc-status"], reply.body) == (200, "8", b"")
+
+
+MIB = 1024 * 1024
+HEADERS = {"Content-Type": "application/grpc", "TE": "trailers"}
+
+
+def _echo(data: bytes, context: grpc.ServicerContext) -> bytes:
+    context.set_trailing_metadata((("x-trailer", "1"),))
+    return data
+
+
+def _serve(**arguments: Any) -> AbstractContextManager[GrpcServer]:
+    """Run a server that echoes."""
+    return grpc_server(unary={"/t/Echo": _echo}, **arguments)
+
+
+def message(data: bytes) -> bytes:
+    """Frame a gRPC message."""
+    return b"\0" + len(data).to_bytes(4) + data
+
+
+async def test_large_message_passes_with_bounded_memory(http2_at: Http2EndpointAt) -> None:
+    size, chunk = 100 * MIB, bytes(256 * 1024)
+    buffers = BufferAccount()
+    most = 0
+
+    async def body() -> AsyncIterator[bytes]:
+        yield b"\0" + size.to_bytes(4)
+        for _ in range(size // len(chunk)):
+            yield chunk
+
+    with _serve() as server:
+        endpoint = http2_at(server.url, buffers=buffers)
+        response: UpstreamResponse = await endpoint.send(make_request(body(), HEADERS, "/t/Echo"))
+        while await response.read():
+            most = max(most, buffers.buffered)
+        assert response.received_bytes == size + 5
+        assert dict(response.trailers)["grpc-status"] == "0"
+        response.close()
+    assert most < 4 * MIB
+
+
+async def test_restarted_server_loses_no_call_that_can_be_retried(
+    http2_at: Http2EndpointAt,
+) -> None:
+    """It stops gracefully: GOAWAY, and what runs finishes. Only connects may fail meanwhile."""
+    errors: list[GatewayError] = []
+    statuses: set[tuple[str, str]] = set()
+    done = 0
+    stopped = asyncio.Event()
+
+    async def load(endpoint: Http2Endpoint) -> None:
+        nonlocal done
+        while not stopped.is_set():
+            try:
+                reply = await call(endpoint, [message(b"x")], HEADERS, "/t/Echo")
+                metadata = {**reply.headers, **dict(reply.trailers)}
+                statuses.add((metadata["grpc-status"], metadata["grpc-message"]))
+                done += 1
+            except GatewayError as error:
+                errors.append(error)
+                await asyncio.sleep(0.01)
+
+    async def progress() -> None:
+        before = done
+        await until(lambda: done > before + 200)
+
+    with _serve() as server:
+        endpoint = http2_at(server.url)
+        loads = [asyncio.create_task(load(endpoint)) for _ in range(8)]
+        await progress()
+        # A stop blocks, and the load must go on meanwhile.
+        await asyncio.to_thread(server.stop, 5)
+    with _serve(port=server.port):
+        await progress()
+        stopped.set()
+        await asyncio.gather(*loads)
+    # grpcio itself answers so to calls that arrive while it stops.
+    assert statuses <= {("0", ""), ("1", "CANCELLED"), ("14", "Cancelling all calls")}
+    assert {error.kind for error in errors} <= {ErrorKind.UNREACHABLE}

@@ -16,8 +16,7 @@ from h2.exceptions import ProtocolError, StreamClosedError
 from gateway.http2.session import Http2Session, StreamHandler
 from gateway.protocol.grpc.framing import frame
 from gateway.upstream.http2.connection import Http2ServerConnection, ServerStream
-from gateway.upstream.http2.connections import ServerConnections
-from gateway.upstream.http2.drained_streams import DrainedStreams
+from gateway.upstream.http2.connections import DrainedStreams, ServerConnections
 from gateway.upstream.http2.endpoint import Http2Endpoint, Http2Exchange
 from tests.support.checks.failing_lines import SOURCES, FailingLines, code_of, name_of
 from tests.support.checks.nothing_left import transports

@@ -9,7 +9,7 @@ from gateway.errors import ErrorKind, GatewayError
 from gateway.routing.endpoint_health import NOT_EJECTED, EjectionState, OutlierPolicy
 from gateway.routing.latency_outliers import Latency, ModelLatency
 from gateway.upstream.pool import outlier_detection
-from gateway.upstream.pool.member import Outcome
+from gateway.upstream.pool.member import Member, Outcome
 from gateway.upstream.pool.pool import Pool
 from tests.support.doubles.streaming import EventLog, ScriptedEndpoint, ScriptedUpstreamResponse
 from tests.support.gateway import no_leaks, until
@@ -92,10 +92,14 @@ def test_return_to_use_after_a_failure_is_no_recovery() -> None:
     assert told.all == [("http://0", 1, 10)]
 
 
-def test_remote_ejection_counts_and_is_not_shared_again(caplog: pytest.LogCaptureFixture) -> None:
+def test_remote_ejection_counts_and_is_not_shared_again(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     caplog.set_level(logging.DEBUG, "tensorgate")
     clock, told = ManualClock(), _Told()
     pool = _telling_pool(3, clock, told)
+    rechecked: list[Member] = []
+    monkeypatch.setattr(pool.outlier_detector.supervisor, "recheck", rechecked.append)
     ejected, well = EjectionState(ejections=1, until=10), EjectionState(until=3)
     for _ in range(2):
         pool.outlier_detector.record_remote(pool.members[0], ejected)
@@ -107,6 +111,7 @@ def test_remote_ejection_counts_and_is_not_shared_again(caplog: pytest.LogCaptur
         pool.outlier_detector.record_remote(pool.members[0], well)
     assert set(used_endpoints(pool)) == set("012")
     assert told.all == []
+    assert rechecked == [pool.members[0]]  # by now it may be another server
     assert caplog.messages == [
         "http://0: ejected, as another worker reports",
         "http://0: ejection ended, as another worker reports",

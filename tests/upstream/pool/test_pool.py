@@ -62,17 +62,6 @@ def test_lease_is_released_though_a_listener_fails(caplog: pytest.LogCaptureFixt
         caplog.clear()
 
 
-def test_lease_lasts_until_its_release() -> None:
-    pool = make_pool(1)
-    leases = [pool.lease() for _ in range(2)]
-    assert pool.outstanding == [0]
-    assert leases[0].acquire() is leases[1].acquire()
-    assert pool.outstanding == [2]
-    for left, lease in ((1, leases[0]), (0, leases[1])):
-        lease.release(Outcome.SUCCEEDED)
-        assert pool.outstanding == [left]
-
-
 def test_new_pool_adopts_state_by_url() -> None:
     error = GatewayError(ErrorKind.UNREACHABLE, "")
     before, after = make_pool(3), make_pool(4)
