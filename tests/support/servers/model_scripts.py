@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from tests.support.http_messages import http_response
-from tests.support.inference_messages import FLOATS, HEADER_LENGTH, binary_response, metadata
+from tests.support.inference_messages import FLOATS, HEADER_LENGTH, INFER, binary_response, metadata
 from tests.support.servers.scripted_server import Connection, ReceivedRequest, Script, never_respond
 
 
@@ -61,3 +61,24 @@ async def echo_tensors(connection: Connection) -> None:
     """Respond to each binary request with its tensors."""
     while True:
         await connection.send(echoed(await connection.request()))
+
+
+async def echo_json(connection: Connection) -> None:
+    """Respond to infer requests with their inputs, as MLServer writes those; else with metadata."""
+    while True:
+        received = await connection.request()
+        if received.head.target != INFER:
+            await connection.send(http_response(metadata(-1)))
+            continue
+        assert received.head.all("Content-Type") == ["application/json"]
+        assert received.head.get(HEADER_LENGTH) is None
+        outputs = [
+            {
+                **each,
+                "name": each["name"].replace("IN", "OUT"),
+                "parameters": {"content_type": "np", **each.get("parameters", {})},
+            }
+            for each in json.loads(received.body)["inputs"]
+        ]
+        fields = {"model_name": "m", "model_version": None, "id": "made-up", "parameters": None}
+        await connection.send(http_response(json.dumps({**fields, "outputs": outputs}).encode()))
