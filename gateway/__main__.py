@@ -23,6 +23,8 @@ def main() -> None:
     # There is next to no garbage at the start, and to look for it takes a tenth of the time. What
     # runs for long enables it: tune_garbage_collector.
     gc.disable()
+    # Looking for plugins, pydantic reads the metadata of all packages: some 10 ms for a hundred.
+    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
     from gateway.cli import main as run
 
     run()

@@ -264,10 +264,11 @@ def _command(prepare: float, commit: float = 5.0) -> tuple[str, ...]:
 
 
 @dataclass
-class _Settings:
-    """The old settings of a gateway, and new ones with more of everything.
+class _Gateway:
+    """A gateway of two workers and an admin process, its old settings, and new ones.
 
-    The server of the old settings responds with ``one``, that of the new ones with ``two``.
+    The new ones have more of everything. The server of the old settings responds with ``one``, that
+    of the new ones with ``two``.
     """
 
     file: Path
@@ -275,6 +276,10 @@ class _Settings:
     old: str
     new: str
     admin: str
+    process: Process = field(init=False)
+    workers: list[int] = field(init=False)
+    """The processes of the first two workers."""
+    paused: set[int] = field(default_factory=set)
 
     @property
     def log(self) -> Path:
@@ -290,17 +295,6 @@ class _Settings:
             f"watch: false\nlog: {{access: {access}}}\n"
             f"upstreams: {{u: {{endpoints: ['{self.urls[is_new]}'], dialect: triton}}}}\n"
         )
-
-
-@dataclass
-class _Gateway:
-    """A gateway of two workers and an admin process."""
-
-    process: Process
-    workers: list[int]
-    """The processes of the first two workers."""
-    settings: _Settings
-    paused: set[int] = field(default_factory=set)
 
     @property
     def admin_pid(self) -> int:
@@ -322,10 +316,10 @@ class _Gateway:
         """Pause a worker and reload; return once the other one has prepared the new settings."""
         self.pause(pid)
         self.reload()
-        await until(self.settings.log.exists)
+        await until(self.log.exists)
         # It replies in the same time slice of its event loop, and serves calls in later ones.
         async with AsyncExitStack() as stack:
-            url = f"http://{self.settings.old}"
+            url = f"http://{self.old}"
             clients = [await stack.enter_async_context(connect(url)) for _ in range(4)]
             calls = [asyncio.create_task(client.call("GET", "/v2/x")) for client in clients]
             done, waiting = await asyncio.wait(calls, return_when=asyncio.FIRST_COMPLETED)
@@ -338,19 +332,19 @@ class _Gateway:
         """Check that all workers have the same settings, and that the supervisor has them."""
         body = b"two" if is_new else b"one"
         async with AsyncExitStack() as stack:
-            addresses = [self.settings.old] * 4 + [self.settings.new] * 4 * is_new
+            addresses = [self.old] * 4 + [self.new] * 4 * is_new
             urls = [f"http://{address}" for address in addresses]
             clients = [await stack.enter_async_context(connect(url)) for url in urls]
             assert {(await client.call("GET", "/v2/x")).body for client in clients} == {body}
         if not is_new:
             with pytest.raises(ConnectionRefusedError):
-                async with connect(f"http://{self.settings.new}"):
+                async with connect(f"http://{self.new}"):
                     pass
 
     async def until_status_says(self, number: int, last_failure: str | None) -> None:
         """Wait until ``/status`` says which settings are in use, and why newer ones are not."""
         names = "number", "last_failure"
-        await Operator(self.settings.admin).until_status(
+        await Operator(self.admin).until_status(
             lambda said: [said["settings"][name] for name in names] == [number, last_failure]
         )
 
@@ -381,13 +375,14 @@ async def _running(
     ):
         file = tmp_path / "gateway.yaml"
         addresses = free_address(), free_address(), free_address()
-        settings = _Settings(file, [one.url, two.url], *addresses)
-        settings.write(is_new=False)
+        gateway = _Gateway(file, [one.url, two.url], *addresses)
+        gateway.write(is_new=False)
         async with gateway_process(str(file), command) as (process, _):
+            gateway.process = process
             found = re.search(r"2 workers: (\d+), (\d+)", process.said)
             assert found is not None
-            settings.write(is_new=True)
-            gateway = _Gateway(process, [int(pid) for pid in found.groups()], settings)
+            gateway.workers = [int(pid) for pid in found.groups()]
+            gateway.write(is_new=True)
             try:
                 await gateway.until_status_says(1, None)  # the admin process is ready, too
                 yield gateway
@@ -405,10 +400,7 @@ async def test_reload_is_aborted_if_a_process_does_not_reply_in_time(
         sleeper = gateway.workers[0] if who == "worker" else gateway.admin_pid
         gateway.pause(sleeper)
         gateway.reload()
-        assert (
-            await gateway.refused()
-            == f"{gateway.settings.file}: {who} {sleeper}: no reply within 1 s"
-        )
+        assert await gateway.refused() == f"{gateway.file}: {who} {sleeper}: no reply within 1 s"
         gateway.resume(sleeper)
         await gateway.check(is_new=False)
         await gateway.reload_at_last()

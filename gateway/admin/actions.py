@@ -13,9 +13,9 @@ from aiohttp import web
 from pydantic import BaseModel, Field
 
 from gateway.admin.own_calls import OwnCallError, call_for_document
-from gateway.admin.pages import run_to_end
 from gateway.admin.security import authorize, read_body
 from gateway.admin.source import GatewaySource
+from gateway.admin.view import run_to_end
 from gateway.errors import escape_for_log
 from gateway.protocol.operations import model_path, quote_name
 

@@ -48,7 +48,7 @@ class AdminSite(AdminServer):
 
 def build_application(source: GatewaySource, view: GatewayView) -> web.Application:
     """Build the application of a gateway; ``view`` is what its page shows."""
-    pages = Pages(source, lambda: view.minute, view.problems)
+    pages = Pages(source, view)
     files, api = PageFiles(), Api(view)
     paths = [route.path for route in pages.routes()]
 

@@ -15,7 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gateway.observe import families
-from gateway.observe.metric_store import Family, HistogramFamily, MetricStore, clean_label
+from gateway.observe.metric_store import (
+    CounterFamily,
+    Family,
+    HistogramFamily,
+    MetricStore,
+    clean_label,
+)
 from gateway.observe.metric_table import Histograms, MetricTable, RecentHistograms, Words, quantiles
 from gateway.upstream.pool.member import Outcome
 
@@ -35,27 +41,16 @@ MAX_CURVES = 500
 """Endpoints, and routes, of which a point is kept: the busiest ones of each ten seconds. So the
 last hour of all endpoints takes 3 MB at most, and that of all routes too."""
 
-RATE_FAMILIES: tuple[Family, ...] = (
-    families.DURATION,
-    families.REQUEST_BYTES,
-    families.RESPONSE_BYTES,
-    families.SERVER_DURATION,
-    families.SENT_BYTES,
-    families.RECEIVED_BYTES,
-    families.RESPONSES,
-    families.ENDPOINT_FAILURES,
-    families.MIRROR_REQUESTS,
-    families.REFUSALS,
-    families.DROPPED_LOG_LINES,
-)
+_COUNTERS = [each for each in families.FAMILIES if isinstance(each, CounterFamily)]
+RATE_FAMILIES: Sequence[Family] = (families.DURATION, families.SERVER_DURATION, *_COUNTERS)
 LATENCY_FAMILIES = (families.CALL_LATENCY, families.ROUTE_LATENCY, families.ENDPOINT_LATENCY)
 """The histograms of all percentiles. They are large, so only their changes are kept."""
-ERROR_STATUSES = ("5xx", "aborted")
-"""The statuses of calls that count as errors."""
+ERROR_STATUSES = ("5xx", "aborted", "failed")
+"""The statuses of calls, and the results of mirrored copies, that count as errors."""
 UNSENT = Outcome.UNREACHABLE.value
 """The kind of failures of calls that were not sent to their endpoint."""
-CLIENT_ERROR_STATUS = "4xx"
-"""The status of calls that failed by their clients' fault, which count apart."""
+CLIENT_ERROR_STATUSES = ("4xx", "rejected")
+"""Those of calls and copies that failed by their clients' fault, which count apart."""
 ROUTE, MODEL, UPSTREAM, FORM, STATUS = map(
     families.DURATION.labels.index, ("route", "model", "upstream", "form", "status")
 )
@@ -361,13 +356,13 @@ def endpoint_percentiles(minute: Minute | None) -> Percentiles:
 
 
 def summarize(calls: Iterable[Rate]) -> dict[str, float | None]:
-    """Return rates and error ratios of series of DURATION."""
+    """Return rates and error ratios of series whose last label tells what became of calls."""
     total = errors = refused = 0.0
     for labels, rate in calls:
         total += rate
-        if labels[STATUS] in ERROR_STATUSES:
+        if labels[-1] in ERROR_STATUSES:
             errors += rate
-        elif labels[STATUS] == CLIENT_ERROR_STATUS:
+        elif labels[-1] in CLIENT_ERROR_STATUSES:
             refused += rate
     return {
         "calls_per_second": rounded(total),

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from importlib.resources import files
-from typing import Any, TypeVar
 
 import orjson
 from aiohttp import web
@@ -15,6 +14,7 @@ from aiohttp import web
 from gateway.admin.history import Minute
 from gateway.admin.source import GatewaySource, Status
 from gateway.admin.status import merge_statuses, process_numbers
+from gateway.admin.view import GatewayView
 from gateway.errors import replace_surrogates
 from gateway.observe.metric_store import MetricStore
 from gateway.observe.metrics import render_metrics
@@ -24,7 +24,6 @@ _JSON = "application/json"
 _MAX_WAITING_PAGES = 4
 """Pages of different forms that wait for their turn; further ones are in the plain text format."""
 
-T = TypeVar("T")
 _Render = Callable[[Sequence[Status], MetricStore, Minute | None], tuple[bytes, str]]
 
 
@@ -36,18 +35,12 @@ class Pages:
       gateway drains.
     - ``/status`` is JSON. ``/metrics`` is Prometheus' text format, or OpenMetrics on request.
 
-    ``minute`` returns what was counted in the last minute, ``problems`` what is wrong by a status.
+    ``view`` knows what was counted in the last minute, and what is wrong by a status.
     """
 
-    def __init__(
-        self,
-        source: GatewaySource,
-        minute: Callable[[], Minute | None],
-        problems: Callable[[Status], Sequence[Status]],
-    ) -> None:
+    def __init__(self, source: GatewaySource, view: GatewayView) -> None:
         self._source = source
-        self._minute = minute
-        self._problems = problems
+        self._view = view
         # Many at once would hold the statuses of all workers as often, and delay the event loop.
         self._rendering = asyncio.Lock()
         self._next: dict[str, asyncio.Task[tuple[bytes, str]]] = {}
@@ -98,27 +91,15 @@ class Pages:
         async with self._rendering:
             del self._next[name]  # who asks from now on gets the numbers of later
             statuses = await self._source.worker_statuses()
-            store, minute = self._source.metric_store, self._minute()
+            store, minute = self._source.metric_store, self._view.minute
             return await asyncio.to_thread(render, statuses, store, minute)
 
     def _encode_status(
         self, statuses: Sequence[Status], store: MetricStore, minute: Minute | None
     ) -> tuple[bytes, str]:
         merged = dict(_merged(statuses, store, minute, self._source.events()))
-        merged["problems"] = self._problems(merged)
+        merged["problems"] = self._view.problems(merged)
         return orjson.dumps(merged, option=orjson.OPT_INDENT_2) + b"\n", _JSON
-
-
-async def run_to_end(work: Coroutine[Any, Any, T]) -> T:
-    """Return the result of ``work``; a caller that is cancelled waits for its end, too.
-
-    A thread runs on if nobody waits for it any more. So a lock around it would be free too early.
-    """
-    task = asyncio.create_task(work)
-    try:
-        return await asyncio.shield(task)
-    finally:
-        await asyncio.wait([task])
 
 
 def error_response(status: int, message: str) -> web.Response:
@@ -144,12 +125,7 @@ def _merged(
     return merge_statuses(complete, store, minute, events)
 
 
-_TYPES = {
-    "html": "text/html",
-    "css": "text/css",
-    "js": "text/javascript",
-    "svg": "image/svg+xml",
-}
+_TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
 
 
 class PageFiles:

@@ -8,15 +8,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from typing import Any, TypeVar
 
 import orjson
 from aiohttp import web
 
 from gateway.admin.history import History, Minute
 from gateway.admin.own_calls import OwnCallError, call_for_document
-from gateway.admin.pages import run_to_end
 from gateway.admin.panels.calls import describe_journal, matching_calls, parse_filter, parse_text
 from gateway.admin.panels.models import FailedModels, Savings, describe_model, describe_models
 from gateway.admin.panels.overview import describe_overview, find_problems
@@ -29,6 +28,7 @@ _CACHE_SECONDS = 0.9
 """For this long, all operators see the same state."""
 
 Document = dict[str, Any]
+T = TypeVar("T")
 
 
 class GatewayView:
@@ -169,6 +169,18 @@ class GatewayView:
         return State(time.time(), status, self._history.now, minute)
 
 
+async def run_to_end(work: Coroutine[Any, Any, T]) -> T:
+    """Return the result of ``work``; a caller that is cancelled waits for its end, too.
+
+    A thread runs on if nobody waits for it any more. So a lock around it would be free too early.
+    """
+    task = asyncio.create_task(work)
+    try:
+        return await asyncio.shield(task)
+    finally:
+        await asyncio.wait([task])
+
+
 MAX_STREAMS = 32
 """Streams at a time."""
 INTERVAL = 1.0
@@ -177,6 +189,7 @@ SEND_TIMEOUT = 15.0
 _RECONNECT_MS = 2000
 _FOLLOWED_CALLS = "100"
 """Calls of a second that are sent at most."""
+_DOCUMENTS = ("overview", "history", "curves", "topology", "models", "model", "calls", "journal")
 _TOPICS = ("overview", "topology", "models", "calls", "journal")
 
 _log = logging.getLogger("tensorgate.admin")
@@ -198,23 +211,8 @@ class Api:
 
     def routes(self) -> list[web.RouteDef]:
         """Return the routes of the documents and of the streams."""
-        view = self._view
-        return [
-            *(
-                _get(f"/api/{describe.__name__}", describe)
-                for describe in (
-                    view.overview,
-                    view.history,
-                    view.curves,
-                    view.topology,
-                    view.models,
-                    view.model,
-                    view.calls,
-                    view.journal,
-                )
-            ),
-            web.get("/api/events", self.stream, allow_head=False),
-        ]
+        documents = [_get(f"/api/{name}", getattr(self._view, name)) for name in _DOCUMENTS]
+        return [*documents, web.get("/api/events", self.stream, allow_head=False)]
 
     async def end(self, _: web.Application) -> None:
         """End all streams: the pages connect again when the gateway is back."""

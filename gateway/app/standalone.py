@@ -61,7 +61,7 @@ async def _serve(settings: Settings, source: SettingsSource) -> None:
             handle_signals(stop.set, signal.SIGINT)
             handle_signals(reloader.requested.set, signal.SIGHUP)
             log_started(gateway.addresses)
-            await gateway.operators_served()
+            await gateway.operators_served
             tune_garbage_collector()
             await stop.wait()
         log_stopping(gateway.settings)
@@ -69,25 +69,29 @@ async def _serve(settings: Settings, source: SettingsSource) -> None:
 
 
 class _Doors(NamedTuple):
-    """The addresses of one version of the settings, and who serves operators there, if any does."""
+    """The addresses of one version of the settings, and what accepts connections there.
 
-    bound: tuple[BoundAddress, ...] = ()
+    That is ``clients``, and at the address for operators ``admin``, if that is served yet.
+    """
+
+    clients: AcceptingSockets
+    bound: tuple[BoundAddress, ...]
     admin: AdminSite | None = None
 
-    def sockets(self, each: BoundAddress, clients: AcceptingSockets) -> AcceptingSockets:
-        """Return what accepts at an address: that of operators, or else that of ``clients``."""
-        return clients if self.admin is None or not each.is_admin else self.admin.sockets
+    def sockets(self, each: BoundAddress) -> AcceptingSockets:
+        """Return what accepts at an address."""
+        return self.clients if self.admin is None or not each.is_admin else self.admin.sockets
 
-    def open(self, opened: Iterable[BoundAddress], clients: AcceptingSockets) -> None:
+    def open(self, opened: Iterable[BoundAddress]) -> None:
         """Accept connections at addresses."""
         for each in opened:
             for sock in each.sockets:
-                self.sockets(each, clients).listen(sock)
+                self.sockets(each).listen(sock)
 
-    def close(self, opened: Iterable[BoundAddress], clients: AcceptingSockets) -> None:
+    def close(self, opened: Iterable[BoundAddress]) -> None:
         """Undo ``open``, also if it has failed half-way."""
         for each in opened:
-            self.sockets(each, clients).close_sockets(each.sockets)
+            self.sockets(each).close_sockets(each.sockets)
 
 
 class StandaloneGateway(Gateway):
@@ -101,7 +105,6 @@ class StandaloneGateway(Gateway):
         super().__init__(resources, shared, 0, lambda: None)  # nobody counts connections
         self.source = AdminSource(resources, shared, self.journal, self._ask_itself)
         """What operators see of it."""
-        self._doors = _Doors()
 
     @property
     def addresses(self) -> list[str]:
@@ -110,15 +113,16 @@ class StandaloneGateway(Gateway):
 
     async def __aenter__(self) -> Self:
         settings = self.source.settings
-        self._doors = _Doors(listening.listen(settings.listen, settings.admin.listen))
+        bound = listening.listen(settings.listen, settings.admin.listen)
         try:
             await super().__aenter__()
         except BaseException:
-            listening.close(self._doors.bound)
+            listening.close(bound)
             raise
-        clients = [each for each in self._doors.bound if not each.is_admin]
-        self._doors.open(clients, self.listener.sockets)
-        self._serving_operators = asyncio.create_task(self._serve_operators())
+        self._doors = _Doors(self.listener.sockets, bound)
+        self._doors.open(each for each in bound if not each.is_admin)
+        self.operators_served = asyncio.create_task(self._serve_operators())
+        """Ends once operators are served, shortly after clients are."""
         self.journal.record_start(1)
         return self
 
@@ -129,28 +133,19 @@ class StandaloneGateway(Gateway):
             await asyncio.to_thread(import_module, "gateway.admin.application")
             site = await self._admin_site(self.settings)
             self._doors = self._doors._replace(admin=site)
-            self._doors.open(admin, self.listener.sockets)
-
-    async def operators_served(self) -> None:
-        """Wait until operators are served, which begins shortly after clients are."""
-        await self._serving_operators
+            self._doors.open(admin)
 
     async def __aexit__(self, *_: object) -> None:
+        self.journal.record_drain(self.settings.limits.drain_timeout)
         await super().__aexit__(None, None, None)
         listening.close(self._doors.bound)
 
     async def _drain(self) -> None:
         await super()._drain()
-        self._serving_operators.cancel()
-        await asyncio.gather(self._serving_operators, return_exceptions=True)
+        self.operators_served.cancel()
+        await asyncio.gather(self.operators_served, return_exceptions=True)
         if self._doors.admin is not None:
             await self._doors.admin.close(DRAIN_GRACE)
-
-    def begin_draining(self) -> None:
-        """Be not ready from now on; leaving the context drains."""
-        if not self.draining:
-            self.journal.record_drain(self.settings.limits.drain_timeout)
-        super().begin_draining()
 
     async def reload(self, settings: Settings) -> str:
         """Apply other settings, as ``prepare`` and a commit do; return what has changed."""
@@ -161,8 +156,8 @@ class StandaloneGateway(Gateway):
 
     async def prepare(self, settings: Settings) -> PreparedReload:
         """Do so for the addresses too, at which it has accepted no connection yet."""
-        await self.operators_served()
-        before, clients = self._doors, self.listener.sockets
+        await self.operators_served
+        before = self._doors
         async with AsyncExitStack() as undo:
             parts = await super().prepare(settings)
             undo.push_async_callback(parts.abort)
@@ -174,10 +169,10 @@ class StandaloneGateway(Gateway):
             undo.callback(listening.close, opened)
             admin = await self._admin_site(settings)
             undo.push_async_callback(_close_admin, admin, before.admin)
-            doors = _Doors(bound, admin)
+            doors = before._replace(bound=bound, admin=admin)
             # Nothing is awaited from here on, so that nobody connects in between.
-            undo.callback(doors.close, opened, clients)
-            doors.open(opened, clients)
+            undo.callback(doors.close, opened)
+            doors.open(opened)
             swap = partial(self._swap_doors, doors, parts)
             return PreparedReload(swap, undo.pop_all().aclose)
 
@@ -193,7 +188,7 @@ class StandaloneGateway(Gateway):
         """Close what is not used any more; what fails is logged, as the reload has happened."""
         kept_addresses = {each.address for each in self._doors.bound}
         for each in listening.difference(replaced.bound, self._doors.bound):
-            sockets = replaced.sockets(each, self.listener.sockets)
+            sockets = replaced.sockets(each)
             with logged(f"the address {each.address}"):
                 try:
                     if each.address not in kept_addresses:

@@ -8,7 +8,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
-from statistics import median
 from typing import Any
 
 import orjson
@@ -110,9 +109,11 @@ class EventLoopWatch:
         self._measured.append((lag, time.monotonic(), time.process_time()))
         if len(self._measured) < MEASUREMENTS:
             return
-        usual = median(each for each, _, _ in self._measured)
+        usual = sorted(each for each, _, _ in self._measured)[MEASUREMENTS // 2]
         if usual >= LAGS_FROM or (self._since is not None and usual >= WELL_BELOW):
-            self._text = f"lags by {usual * 1000:.0f} ms and uses {self._cpu_share():.0%} of a core"
+            (_, began, used), (_, end, used_at_end) = self._measured[0], self._measured[-1]
+            share = (used_at_end - used) / max(end - began, 1e-9)
+            self._text = f"lags by {usual * 1000:.0f} ms and uses {share:.0%} of a core"
             if self._since is None:
                 self._since = time.time()
                 _log.warning("the event loop %s: all calls wait meanwhile", self._text)
@@ -123,10 +124,6 @@ class EventLoopWatch:
     def describe(self) -> dict[str, Any] | None:
         """Return ``text`` and ``since``, a Unix time, while the event loop lags; else None."""
         return None if self._since is None else {"text": self._text, "since": self._since}
-
-    def _cpu_share(self) -> float:
-        (_, began, used), (_, end, used_at_end) = self._measured[0], self._measured[-1]
-        return (used_at_end - used) / max(end - began, 1e-9)
 
 
 @dataclass(eq=False)

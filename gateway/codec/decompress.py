@@ -114,7 +114,12 @@ class Decompressor:
         self._stream = None if stream.eof else stream
         # zlib may hold output for which there was no room.
         self._has_more_output = len(piece) == room and not stream.eof
-        self._check_growth()
+        if self.produced > max(FREE_OUTPUT_BYTES, self.max_ratio * self.consumed):
+            raise GatewayError(
+                self.words.too_large,
+                f"{self.body} is {self.coding}, and grows to more than {self.max_ratio} times "
+                "its size (limits.max_decompression_ratio)",
+            )
         return piece
 
     def _fill_window(self) -> bool:
@@ -134,14 +139,6 @@ class Decompressor:
         if self._stream_count and not (is_gzip and self._window.startswith(_GZIP_MAGIC)):
             raise self._malformed(f"has data after its {self.coding} data")
         self._stream_count += 1
-        self._check_members()
-        if is_gzip:
-            return zlib.decompressobj(_GZIP)
-        # RFC 1950, section 2.2: the zlib format begins so; raw deflate practically never does.
-        is_zlib = self._window[0] & 0x0F == zlib.DEFLATED
-        return zlib.decompressobj(_ZLIB if is_zlib else _RAW_DEFLATE)
-
-    def _check_members(self) -> None:
         size = self.consumed + self.produced
         if self._stream_count > FREE_MEMBERS + size // MIN_MEMBER_BYTES:
             raise self._malformed(
@@ -149,14 +146,11 @@ class Decompressor:
                 f"{self._stream_count} in {size} bytes, compressed and decompressed; "
                 f"at most {FREE_MEMBERS} are taken, and one more for each {MIN_MEMBER_BYTES} bytes"
             )
-
-    def _check_growth(self) -> None:
-        if self.produced > max(FREE_OUTPUT_BYTES, self.max_ratio * self.consumed):
-            raise GatewayError(
-                self.words.too_large,
-                f"{self.body} is {self.coding}, and grows to more than {self.max_ratio} times "
-                "its size (limits.max_decompression_ratio)",
-            )
+        if is_gzip:
+            return zlib.decompressobj(_GZIP)
+        # RFC 1950, section 2.2: the zlib format begins so; raw deflate practically never does.
+        is_zlib = self._window[0] & 0x0F == zlib.DEFLATED
+        return zlib.decompressobj(_ZLIB if is_zlib else _RAW_DEFLATE)
 
     def _malformed(self, what: str) -> GatewayError:
         return self.words.malformed(f"{self.body} {what}")

@@ -22,7 +22,7 @@ class OffloadFuture(ABC):
 
     @abstractmethod
     def take_result(self) -> bytes | None:
-        """Return the converted data, once it is done; None if it could not be converted."""
+        """Return the converted data, once; None if they could not be converted."""
 
     @abstractmethod
     async def wait(self) -> None:

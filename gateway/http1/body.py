@@ -19,7 +19,7 @@ _MAX_PIECES = 2048
 """A call of ``feed`` stops after so many pieces, and those of one parser call: about 1 ms."""
 
 _MAX_EMPTY_LINES = 64
-"""Bytes of empty lines after a body that are dropped with it."""
+"""Bytes of empty lines after a body that are dropped with it; HeadReader drops any others."""
 
 _EMPTY_LINE = b"\r\n\r\n"
 _CHUNKED_REQUEST = b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -90,7 +90,9 @@ class ChunkedDecoder(BodyDecoder):
         if self._overhead_left < 0 and not self.ended:
             raise MalformedError("more bytes of chunk framing than of data")
         if self.ended:
-            begin += _empty_lines_size(data[begin:])
+            # Before a message, empty lines are ignored (RFC 9112, section 2.2).
+            after = bytes(data[begin : begin + _MAX_EMPTY_LINES])
+            begin += len(after) - len(after.lstrip(b"\r\n"))
         self.rest = data[begin:] or b""  # an empty view would pin its slab
         return body
 
@@ -133,15 +135,6 @@ class _ParsedBody:
     def on_message_complete(self) -> None:
         """Note the end of the body."""
         self.ended = True
-
-
-def _empty_lines_size(data: memoryview) -> int:
-    """Return the size of the empty lines at the start of the data.
-
-    Before a message they are ignored (RFC 9112, section 2.2). HeadReader drops any others.
-    """
-    start = bytes(data[:_MAX_EMPTY_LINES])
-    return len(start) - len(start.lstrip(b"\r\n"))
 
 
 def frame_chunk(data: bytes | memoryview) -> tuple[bytes, bytes | memoryview, bytes]:

@@ -220,7 +220,8 @@ class MessageHead:
         elif meaning == _KEEP_ALIVE:
             self._asks_keep_alive = True
         elif meaning == _KEEP_ALIVE_TIMEOUT:
-            self.keep_alive_timeout = _timeout_parameter(field.value)
+            match = _TIMEOUT_PARAMETER.search(field.value)
+            self.keep_alive_timeout = None if match is None else float(match[1])
         else:
             self._hosts += 1
 
@@ -324,7 +325,10 @@ class HeadParser:
         return field
 
     def _parse_name(self, raw_name: bytes) -> _HeaderName:
-        text, lower = _parse_name(raw_name)
+        if not _TOKEN.fullmatch(raw_name):
+            raise _invalid_name(raw_name)
+        text = raw_name.decode("ascii")
+        lower = text.lower()
         name = _HeaderName(text, lower, self._handling.get(lower, _PASSED))
         if len(raw_name) <= _MAX_CACHED_NAME:
             self._names.put(raw_name, name)
@@ -470,14 +474,6 @@ def _is_short(line: bytes) -> bool:
     return len(line) <= _MAX_CACHED_LINE
 
 
-def _parse_name(name: bytes) -> tuple[str, str]:
-    """Return a header name as text and in lower case."""
-    if not _TOKEN.fullmatch(name):
-        raise _invalid_name(name)
-    text = name.decode("ascii")
-    return text, text.lower()
-
-
 def _parse_value(name: bytes, value: bytes) -> str:
     """Return the value of a header as text, without the white space around it and its CR."""
     if not value.endswith(b"\r"):
@@ -510,12 +506,6 @@ def _meaning_of(lower: str, value: str) -> int:
     if "close" in options:
         return _CLOSE
     return _KEEP_ALIVE if "keep-alive" in options else _NOTHING
-
-
-def _timeout_parameter(value: str) -> float | None:
-    """Return the seconds in a Keep-Alive header; None without a timeout."""
-    match = _TIMEOUT_PARAMETER.search(value)
-    return None if match is None else float(match[1])
 
 
 def _is_another_protocol(line: bytes) -> bool:

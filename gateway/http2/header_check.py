@@ -152,7 +152,13 @@ def _check_field(field: Header, stream_id: int) -> None:
         if _UPPERCASE.search(name):
             raise _malformed(f"the name {_quoted(name)} has upper-case letters", stream_id)
         raise _malformed(f"invalid name {_quoted(name)}", stream_id)
-    _check_value(name, value, stream_id)
+    if name == b"grpc-message":
+        value = value.strip(b" ")  # Triton's texts may end with a space, which gRPC does not encode
+    if not _VALUE.fullmatch(value):
+        raise _malformed(
+            f"the value of {_quoted(name)} has control characters, or white space around it",
+            stream_id,
+        )
     if name in CONNECTION_SPECIFIC:
         raise _malformed(f"{_quoted(name)} has no meaning in HTTP/2", stream_id)
     if name == b"te" and value.lower() != b"trailers":
@@ -165,16 +171,6 @@ def _check_field(field: Header, stream_id: int) -> None:
 def _remember(field: Header) -> None:
     if len(field[0]) + len(field[1]) <= _MAX_CACHED_FIELD:
         _known.put(field, True)
-
-
-def _check_value(name: bytes, value: bytes, stream_id: int) -> None:
-    if name == b"grpc-message":
-        value = value.strip(b" ")  # Triton's texts may end with a space, which gRPC does not encode
-    if not _VALUE.fullmatch(value):
-        raise _malformed(
-            f"the value of {_quoted(name)} has control characters, or white space around it",
-            stream_id,
-        )
 
 
 def _read_length(value: bytes, before: int, stream_id: int) -> int:

@@ -111,8 +111,8 @@ class Http1Call(ClientCall):
         if body is None:
             body = connection.body = connection.make_body(ended=True)
         request = ListenerRequest(head, body, self, self.send_continue)
-        closes = connection.closes_after_response
-        return request, HttpResponse(head, connection, lambda: closes(head), self.record)
+        closes_after = connection.closes_after_response
+        return request, HttpResponse(head, connection, closes_after, self.record)
 
     def _release(self) -> None:
         self._connection.forget_call()

@@ -138,7 +138,7 @@ class HttpResponse(ListenerResponse):
         self,
         head: RequestHead,
         connection: Http1Connection,
-        closes_after: Callable[[], bool],
+        closes_after: Callable[[RequestHead], bool],
         record: CallRecord,
     ) -> None:
         super().__init__(head, record)
@@ -151,7 +151,7 @@ class HttpResponse(ListenerResponse):
         """Write the head, together with the start of the body if that follows at once."""
         request = self._request
         lines = self._start(status, headers)
-        self.last = self.last or self._closes_after()
+        self.last = self.last or self._closes_after(request)
         if "Content-Length" not in headers and not self._has_no_body:
             self._chunked = not request.http_1_0
             self.last |= request.http_1_0  # only the close marks the end of the body

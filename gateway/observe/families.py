@@ -129,9 +129,7 @@ ENDPOINT_FAILURES = CounterFamily(
     (*ENDPOINT_LABELS, "kind"),
 )
 EJECTIONS = CounterFamily(
-    "tensorgate_ejections",
-    "Ejections of the endpoint because calls to it failed.",
-    ENDPOINT_LABELS,
+    "tensorgate_ejections", "Ejections of the endpoint because calls to it failed.", ENDPOINT_LABELS
 )
 MIRROR_REQUESTS = CounterFamily(
     "tensorgate_mirror_requests",

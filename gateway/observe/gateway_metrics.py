@@ -47,11 +47,9 @@ class TraceMetrics:
 
     def __init__(self, writer: MetricWriter) -> None:
         self.exported = writer.counter(families.EXPORTED_SPANS)
-        self.queue_full = writer.counter(families.DROPPED_SPANS, ("queue_full",))
-        self.failed = writer.counter(families.DROPPED_SPANS, ("export_failed",))
-        self.rejected = writer.counter(families.DROPPED_SPANS, ("rejected",))
-        self.too_many = writer.counter(families.DROPPED_SPANS, ("too_many_attempts",))
-        self.at_shutdown = writer.counter(families.DROPPED_SPANS, ("shutdown",))
+        reasons = ("queue_full", "export_failed", "rejected", "too_many_attempts", "shutdown")
+        self.dropped = {each: writer.counter(families.DROPPED_SPANS, (each,)) for each in reasons}
+        """By the reason."""
 
 
 class OffloadMetrics:

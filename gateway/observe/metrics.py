@@ -79,13 +79,6 @@ def render_metrics(
     return encode(registry), content_type
 
 
-def collect(store: MetricStore) -> Iterator[Metric]:
-    """Yield each metric of a store, with its series summed up and sorted by their labels."""
-    for family in store.shown:
-        stored = family.histograms if isinstance(family, CountFamily) else family
-        yield _metric(family, sorted(store.sums(stored).items()))
-
-
 def _metric(family: Family | CountFamily, series: Iterable[tuple[Labels, list[float]]]) -> Metric:
     name, documentation = family.name, family.documentation
     if isinstance(family, HistogramFamily):
@@ -114,9 +107,11 @@ class StoreCollector(Collector):
         }
 
     def collect(self) -> Iterator[Metric]:
-        """Yield each metric."""
-        for metric in collect(self._store):
-            if metric.name == families.DURATION.name and self._exemplars:
+        """Yield each metric, with its series summed up and sorted by their labels."""
+        for family in self._store.shown:
+            stored = family.histograms if isinstance(family, CountFamily) else family
+            metric = _metric(family, sorted(self._store.sums(stored).items()))
+            if family is families.DURATION and self._exemplars:
                 metric.samples = list(map(self._with_exemplar, metric.samples))
             yield metric
 

@@ -53,21 +53,20 @@ class OffloadThreads(Offloader):
         self, text: memoryview, datatype: Datatype, open_before: int, open_after: int
     ) -> OffloadFuture | None:
         """Decode a part of an array; see Offloader."""
-        pool = self._free_pool(len(text))
-        if pool is None:
+        pool, code = self._free_pool(len(text)), DATATYPE_CODES.get(datatype.name)
+        if pool is None or code is None:
             return None
-        code = DATATYPE_CODES[datatype.name]
         return _OffloadedJob(self, pool.decode_numbers(text, code, open_before, open_after))
 
     def encode(
         self, data: bytes | memoryview, datatype: Datatype, nonfinite: Nonfinite, continued: bool
     ) -> OffloadFuture | None:
         """Encode elements; see Offloader."""
-        pool = self._free_pool(len(data))
-        if pool is None:
+        pool, code = self._free_pool(len(data)), DATATYPE_CODES.get(datatype.name)
+        if pool is None or code is None:
             return None
-        code, nonfinite_code = DATATYPE_CODES[datatype.name], NONFINITE_CODES[nonfinite]
-        return _OffloadedJob(self, pool.encode_numbers(data, code, nonfinite_code, continued))
+        policy = NONFINITE_CODES[nonfinite]
+        return _OffloadedJob(self, pool.encode_numbers(data, code, policy, continued))
 
     def _free_pool(self, size: int) -> _native.ThreadPool | None:
         """Return the pool for a job of this size; None if it is done sooner in this thread."""

@@ -249,8 +249,9 @@ class InferResponseHead:
 
     @property
     def element_count(self) -> int:
-        """Return the number of elements of all outputs."""
-        return sum([element_count(each.shape) for each in self.outputs])
+        """Return the number of elements of all outputs, but for those in shared memory."""
+        shared = "shared_memory_region"
+        return sum([element_count(x.shape) for x in self.outputs if shared not in x.parameters])
 
 
 class InferResponse:

@@ -129,17 +129,12 @@ def read_inputs(fields: Fields, tensor_cap: int = MAX_TENSORS) -> tuple[InputTen
     if not isinstance(request_id, str):
         raise bad_request(f"id must be a string, got {describe_value(request_id)}")
     if "inputs" not in fields:
-        raise bad_request(_explain_missing_inputs(fields))
+        missing = "inputs is missing; it must be an array of tensors"
+        raise bad_request(V1_REQUEST_HINT if "instances" in fields else missing)
     entries = check_entries(fields, REQUEST)
     if len(entries) > tensor_cap:
         raise REQUEST.too_many_tensors(tensor_cap)
     return tuple(_read_input(i, entry) for i, entry in enumerate(entries))
-
-
-def _explain_missing_inputs(fields: Fields) -> str:
-    if "instances" in fields:
-        return V1_REQUEST_HINT
-    return "inputs is missing; it must be an array of tensors"
 
 
 def read_output_encoding(fields: Fields, tensor_cap: int = MAX_TENSORS) -> OutputEncoding:

@@ -198,7 +198,7 @@ class Router:
             if route.sticky_header is not None:
                 names.add(route.sticky_header.lower())
             for destination in route.destinations:
-                if (header := destination.upstream.pool.hash_header) is not None:
+                if (header := destination.upstream.pool.load_balancing.hash_header) is not None:
                     names.add(header.lower())
         if self._authenticator:
             names |= _AUTHORIZATION

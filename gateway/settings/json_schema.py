@@ -38,12 +38,9 @@ def settings_schema() -> dict[str, Any]:
         part = schema if model is Settings else schema["$defs"][model.__name__]
         for name, text in field_texts(model).items():
             described = {"description": _describe(model.model_fields[name], text)}
-            sorted_keys = sorted({**part["properties"][name], **described}.items())
-            part["properties"][name] = dict(sorted_keys)
-    schema["$defs"] = {name: _allow_references(each) for name, each in schema["$defs"].items()}
-    schema["properties"] = {
-        name: _allow_references(each) for name, each in schema["properties"].items()
-    }
+            part["properties"][name] = dict(sorted((part["properties"][name] | described).items()))
+    for name in ("$defs", "properties"):
+        schema[name] = _inside("properties", schema[name])
     schema["$defs"][_FROM_ENVIRONMENT] = _DEFINITION
     return {"$schema": _WithoutTitles.schema_dialect, "title": "Settings of Tensorgate", **schema}
 

@@ -215,7 +215,8 @@ def error_message(details: ErrorDetails) -> str:
         case "bool_type":
             expected, hint = "true or false", _reference_hint(got) or _boolean_hint(got)
         case "string_type":
-            expected, hint = "text", _quotes_hint(got)
+            is_other = isinstance(got, bool | int | float)
+            expected, hint = "text", "; in quotes it is text" if is_other else ""
         case "tuple_type":
             expected, hint = "a list", _dash_hint(got)
         case "model_type" | "dict_type" | "mapping_type":
@@ -243,10 +244,6 @@ def _unknown_key(path: KeyPath) -> str:
 def _boolean_hint(got: object) -> str:
     word = str(got) if isinstance(got, int) else got
     return did_you_mean({"1": "true", "0": "false"}.get(str(word), word), ("true", "false"))
-
-
-def _quotes_hint(got: object) -> str:
-    return "; in quotes it is text" if isinstance(got, bool | int | float) else ""
 
 
 def _dash_hint(got: object) -> str:

@@ -10,9 +10,8 @@ from gateway.settings.values.addresses import (
     TcpAddress,
     address_of,
     parse_endpoint,
-    parse_grpc_endpoint,
+    parse_endpoint_over,
     parse_host,
-    parse_http_endpoint,
     parse_path,
 )
 from gateway.settings.values.fields import Check, File, OneOrMore, Percentage, Section, count, time
@@ -23,9 +22,9 @@ from gateway.settings.values.wording import describe, did_you_mean
 class EndpointUrls(Section):
     """The URLs of a server that speaks both protocols."""
 
-    http: Annotated[str, Check(parse_http_endpoint, str)]
+    http: Annotated[str, Check(parse_endpoint_over("http"), str)]
     """Address over HTTP: http://HOST:PORT or https://HOST:PORT."""
-    grpc: Annotated[str, Check(parse_grpc_endpoint, str)]
+    grpc: Annotated[str, Check(parse_endpoint_over("grpc"), str)]
     """Address over gRPC: grpc://HOST:PORT or grpcs://HOST:PORT, on the same host."""
 
     @model_validator(mode="after")

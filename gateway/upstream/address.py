@@ -7,7 +7,7 @@ import errno
 import os
 import socket
 import ssl
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from ipaddress import ip_address
 from typing import ClassVar, Literal
 from urllib.parse import urlsplit
@@ -148,20 +148,12 @@ class TlsTarget:
 
 
 @dataclass(frozen=True, slots=True)
-class GrpcPort:
-    """The port of a host at which its server speaks gRPC as well, over TLS if ``tls`` is set."""
-
-    port: int
-    tls: TlsTarget | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class TcpAddress:
     """A server at a host and port, over TLS if ``tls`` is set.
 
     ``address`` selects one of the host's addresses. ``scheme`` is ``http``, or ``grpc`` for gRPC
-    over HTTP/2, with or without TLS. A server of both protocols has the scheme ``http`` and a
-    ``grpc`` port.
+    over HTTP/2, with or without TLS. A server of both protocols has the scheme ``http``, and its
+    port for gRPC in ``grpc``.
     """
 
     host: str
@@ -169,14 +161,12 @@ class TcpAddress:
     tls: TlsTarget | None = None
     address: str | None = None
     scheme: Literal["http", "grpc"] = "http"
-    grpc: GrpcPort | None = None
+    grpc: TcpAddress | None = None
 
     @property
     def grpc_address(self) -> TcpAddress | None:
         """Return where a server of both protocols speaks gRPC; None without that port."""
-        if self.grpc is None:
-            return None
-        return TcpAddress(self.host, self.grpc.port, self.grpc.tls, self.address, "grpc")
+        return None if self.grpc is None else replace(self.grpc, address=self.address)
 
     @property
     def url(self) -> str:
@@ -357,17 +347,12 @@ def connect_error(error: Exception, name: ServerName, address: ServerAddress) ->
     reason = describe_connect_error(error, None if tls is None else tls.server_name)
     public_reason = reason if name.public == name.url else describe_for_clients(error)
     kind, what, retry_after = ErrorKind.UNREACHABLE, "cannot connect to", None
-    if is_local_exhaustion(error):
+    if isinstance(error, OSError) and error.errno in _EXHAUSTED:
         # The server is not at fault, and another endpoint may have an idle connection.
         kind, retry_after = ErrorKind.EXHAUSTED, RETRY_AFTER
         what = "the gateway is out of local resources (ports or file descriptors) for"
     public = f"{what} {name.public}: {public_reason}"
     return GatewayError(kind, f"{what} {name.url}: {reason}", retry_after, public_message=public)
-
-
-def is_local_exhaustion(error: Exception) -> bool:
-    """Tell whether a connect failed because this machine ran out of files, ports or memory."""
-    return isinstance(error, OSError) and error.errno in _EXHAUSTED
 
 
 def describe_connect_error(error: Exception, server_name: str | None = None) -> str:
@@ -378,7 +363,9 @@ def describe_connect_error(error: Exception, server_name: str | None = None) -> 
         case ssl.SSLCertVerificationError():
             return _describe_distrust(error, server_name)
         case ssl.SSLError():
-            return describe_tls_error(error)
+            reason = error.reason or ""
+            text = f"TLS failed: {reason.lower().replace('_', ' ') or error}"
+            return _TLS_ERRORS.get(reason, text)
         case ConnectionResetError(errno=None):
             # The event loop raises it at an unexpected end of the handshake.
             return "it closed the connection within the TLS handshake"
@@ -403,13 +390,6 @@ def describe_for_clients(error: Exception) -> str:
         case _:
             # Errors of several addresses quote each of them.
             return "no connection"
-
-
-def describe_tls_error(error: ssl.SSLError) -> str:
-    """Say why TLS failed, other than for the server's certificate."""
-    reason = error.reason or ""
-    known = _TLS_ERRORS.get(reason)
-    return known or f"TLS failed: {reason.lower().replace('_', ' ') or error}"
 
 
 def describe_certificate_refusal(error: Exception | None) -> str | None:

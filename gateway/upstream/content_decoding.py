@@ -60,18 +60,6 @@ def _unknown_coding_error(server: ServerName, what: str, header: str, name: str)
     )
 
 
-def _decode_start(headers: MultiMapping[str], start: bytes) -> bytes:
-    """Return the start of a body without its content coding; empty if it cannot be decoded."""
-    if not is_encoded(headers):
-        return start
-    try:
-        decompressor = Decompressor(content_coding(headers) or "", MAX_RATIO, RESPONSE)
-        decompressor.feed(start, last=True)
-        return decompressor.step() or b""
-    except GatewayError:
-        return b""
-
-
 class _DecodedResponse(WrappedResponse):
     def __init__(
         self, response: UpstreamResponse, coding: str, server: ServerName, max_ratio: int
@@ -161,7 +149,14 @@ def quoted_response(response: UpstreamResponse) -> UpstreamResponse:
 
 def quote_error(status: int, headers: MultiMapping[str], body: bytes | memoryview) -> str:
     """Return the status and the message of a server's error with this body, or a start of it."""
-    start = _decode_start(headers, bytes(body[:MAX_ERROR_START]))
+    start = bytes(body[:MAX_ERROR_START])
+    if is_encoded(headers):
+        try:
+            decompressor = Decompressor(content_coding(headers) or "", MAX_RATIO, RESPONSE)
+            decompressor.feed(start, last=True)
+            start = decompressor.step() or b""
+        except GatewayError:
+            start = b""
     return describe_error(status, read_server_error(start))
 
 

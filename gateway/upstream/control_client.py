@@ -23,13 +23,30 @@ class ControlResponse:
 
 
 async def send_control_request(
-    endpoint: UpstreamEndpoint, method: str, path: str, max_bytes: int, body: bytes | None = None
+    endpoint: UpstreamEndpoint,
+    path: str,
+    max_bytes: int,
+    max_seconds: float | None = None,
+    body: bytes | None = None,
 ) -> ControlResponse:
     """Send a query and buffer the response, whose body may have ``max_bytes``.
 
-    Raises GatewayError: 502 or 503 without a response or for a larger one, and 508 if the endpoint
-    leads back to a gateway.
+    It is a GET, or with a body, which is JSON, a POST.
+    Raises GatewayError: 502 or 503 without a response or for a larger one, 504 for one that takes
+    more than ``max_seconds``, and 508 if the endpoint leads back to a gateway.
     """
+    method = "GET" if body is None else "POST"
+    try:
+        async with asyncio.timeout(max_seconds):
+            return await _send(endpoint, method, path, max_bytes, body)
+    except TimeoutError:
+        message = f"{endpoint.url} did not respond to {method} {path} within {max_seconds:g} s"
+        raise GatewayError(ErrorKind.SERVER_TIMEOUT, message, server=endpoint.name) from None
+
+
+async def _send(
+    endpoint: UpstreamEndpoint, method: str, path: str, max_bytes: int, body: bytes | None
+) -> ControlResponse:
     headers = CIMultiDict(endpoint.own_request_headers)
     if body is not None:
         headers["Content-Type"] = "application/json"

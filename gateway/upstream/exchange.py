@@ -107,15 +107,6 @@ class Exchange(ReservedConnection):
             forget(waiting.response)
             raise
 
-    @property
-    def waits_for_chunks(self) -> bool:
-        """Whether to wait for the rest of a small chunked body; see ResponseReceiver."""
-        return self.receiver is not None and self.receiver.waits_for_chunks
-
-    def passes_untouched(self, head: ResponseHead) -> bool:
-        """Tell whether the body is not converted, so that even a large one may be complete."""
-        return self.receiver is not None and self.receiver.passes_untouched(head)
-
     def hold(self, head: ResponseHead, *, is_complete: bool = False) -> None:
         """Hold a head back for a moment; ``is_complete`` if ``complete`` follows at once."""
         self.held = head

@@ -217,4 +217,4 @@ def _max_batch_size(config: bytes) -> int:
 
 
 async def _get(endpoint: UpstreamEndpoint, path: str) -> ControlResponse:
-    return await send_control_request(endpoint, "GET", path, MAX_MODEL_DOCUMENT)
+    return await send_control_request(endpoint, path, MAX_MODEL_DOCUMENT)

@@ -307,6 +307,8 @@ class UpstreamEndpoint(ABC):
     own_request_headers: HeaderLines = ()
     speaks_grpc: bool = False
     """Whether it is reached over gRPC alone."""
+    drain_counters: list[CallCounter] | None = None
+    """They count calls whose clients are gone, until the server is done with them."""
 
     @property
     def addresses(self) -> tuple[UpstreamEndpoint, ...]:
@@ -350,10 +352,6 @@ class UpstreamEndpoint(ABC):
     def try_reserve_stream(self) -> ReservedConnection | None:
         """Take a stream for a gRPC call, over a connection that is there; None if there is none."""
         return None
-
-    def count_drained_in(self, counter: CallCounter) -> None:
-        """Have a counter count calls whose clients are gone, until the server is done with them."""
-        return
 
     @abstractmethod
     async def close(self) -> None:

@@ -36,9 +36,11 @@ class ReloadBroadcaster:
 
     def __init__(self, source: SupervisedGateway) -> None:
         self._source = source
-        self._is_requested = False
+        self.is_requested = False
+        """Whether to look for new settings as soon as no update is in progress."""
+        self.pending_sockets: ListeningSockets = {}
+        """The sockets of an update that is not applied yet."""
         self._poll_at = time.monotonic() + POLL_INTERVAL
-        self._update: ListeningSockets | None = None
         self._broadcast: _Broadcast | None = None
 
     @property
@@ -46,16 +48,7 @@ class ReloadBroadcaster:
         """Return when there is something to do, on the clock of ``time.monotonic``."""
         if self._broadcast is not None:
             return self._broadcast.next_step
-        return 0.0 if self._is_requested else self._poll_at
-
-    @property
-    def pending_sockets(self) -> ListeningSockets:
-        """Return the sockets of an update that is not applied yet."""
-        return self._update or {}
-
-    def request(self) -> None:
-        """Ask for new settings as soon as no update is in progress."""
-        self._is_requested = True
+        return 0.0 if self.is_requested else self._poll_at
 
     def step(
         self, processes: Sequence[WorkerProcess], apply: Callable[[ListeningSockets], None]
@@ -67,20 +60,17 @@ class ReloadBroadcaster:
             self._broadcast = None
             if broadcast.message == ToWorker.PREPARE:
                 self._decide(broadcast)
-            elif broadcast.message == ToWorker.COMMIT and self._update is not None:
-                update, self._update = self._update, None
-                apply(update)
+            elif broadcast.message == ToWorker.COMMIT:
+                sockets, self.pending_sockets = self.pending_sockets, {}
+                apply(sockets)
                 self._source.on_applied([process.name for process in broadcast.late])
 
-    def cancel(self) -> None:
-        """Give up the update in progress; the processes give back what they have prepared."""
-        self._update = self._broadcast = None
-
     def _poll(self, processes: Sequence[WorkerProcess]) -> None:
-        requested, self._is_requested = self._is_requested, False
-        self._update = self._source.poll(requested)
+        requested, self.is_requested = self.is_requested, False
+        sockets = self._source.poll(requested)
         self._poll_at = time.monotonic() + POLL_INTERVAL
-        if self._update is not None:
+        if sockets is not None:
+            self.pending_sockets = sockets
             self._broadcast = _Broadcast(ToWorker.PREPARE, processes, PREPARE_TIMEOUT)
         elif requested:
             # The settings cannot be used, but the processes open their logs anew.
@@ -90,7 +80,7 @@ class ReloadBroadcaster:
         """Have all processes use what all have prepared, or none."""
         step: ReloadStep = ToWorker.COMMIT
         if errors := prepared.errors:
-            step, self._update = ToWorker.ABORT, None
+            step, self.pending_sockets = ToWorker.ABORT, {}
             self._source.abort(errors)
         else:
             self._source.commit()

@@ -108,7 +108,8 @@ class SharedRing:
             return False
         start, end = self._start_and_end
         while end + length - start > self._size:
-            start += self._length_at(start)
+            oldest, _ = _HEADER.unpack(self._copy(start, _HEADER.size))
+            start += _padded(_HEADER.size + oldest)
         self._start_and_end[0] = start
         header = _HEADER.pack(len(record), crc32(record, _CHECKSUM_START))
         self._write(end, header + record)
@@ -132,10 +133,6 @@ class SharedRing:
             else:
                 break  # on its way from another processor: the next read starts there
         return Batch(records, min(at, end))
-
-    def _length_at(self, position: int) -> int:
-        length, _ = _HEADER.unpack(self._copy(position, _HEADER.size))
-        return _padded(_HEADER.size + int(length))
 
     def _write(self, position: int, data: bytes) -> None:
         at = position % self._size

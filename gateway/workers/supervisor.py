@@ -125,7 +125,7 @@ class Supervisor:
     def _handle_signals(self) -> None:
         received = self._signals.received()
         if signal.SIGHUP in received:
-            self._reloads.request()
+            self._reloads.is_requested = True
         if signal.SIGCHLD in received:
             self._pool.reap_adopted_children()
         self._is_interrupted |= signal.SIGINT in received
@@ -137,7 +137,6 @@ class Supervisor:
         self._pool.is_stopping = True
         # An update under way may have opened sockets to which clients have connected.
         self._acceptor.drain_clients(self._reloads.pending_sockets)
-        self._reloads.cancel()
         for process in self._pool.processes:
             process.send(ToWorker.STOPPING)
 

@@ -297,6 +297,11 @@ async def test_call_that_gets_no_response_in_time_is_given_up(
         await _make(never_respond, request=request_)
 
 
+async def test_response_that_is_too_large_is_refused() -> None:
+    with pytest.raises(OwnCallError, match="the response has more than 1 bytes"):
+        await _make(respond_in_turn(OK), most=1)
+
+
 async def test_gateway_without_workers_is_told() -> None:
     with pytest.raises(OwnCallError, match="no worker responds"):
         await make_captured_call(ChosenSource(), REQUEST, 100)

@@ -1,4 +1,4 @@
-"""The paths of the admin address, its errors, and the headers of all its responses."""
+"""The paths of the admin address, its errors and headers, and which requests it refuses."""
 
 import logging
 import re
@@ -75,8 +75,7 @@ async def test_other_methods_are_refused(client: RawClient, method: str) -> None
 
 
 @pytest.mark.parametrize(
-    "path",
-    ["/x", "/live/", "//live", "/page/", "/page/../pages.py", "/api/", "/api/x"],
+    "path", ["/x", "/live/", "//live", "/page/", "/page/../pages.py", "/api/", "/api/x"]
 )
 async def test_unknown_path_is_not_found(client: RawClient, path: str) -> None:
     response = await client.call("GET", path)
@@ -268,3 +267,81 @@ def test_page_has_no_inline_script_or_style_and_asks_no_other_host() -> None:
             assert "<style" not in text
             assert not re.search(r"<script(?![^>]*\bsrc=)", text)
             assert not re.search(r"""\son\w+=|\sstyle=""", text)
+
+
+# Requests that a browser may be made to send
+
+
+KNOWN = ("gateway.example", "10.example")
+
+
+@pytest.mark.parametrize(
+    ("host", "origin"),
+    [
+        ("", None),
+        ("LOCALHOST:9000", None),
+        ("localhost.:9000", None),
+        ("page.localhost:80", None),
+        ("10.1.2.3:80", None),
+        ("[fe80::1%25eth0]:9000", None),
+        ("Gateway.Example:9000", None),
+        ("LOCALHOST:9000", "http://localhost:9000"),
+        ("[::1]:9000", "http://[::1]:9000"),
+        ("127.0.0.1:9000", "https://gateway.example"),
+    ],
+)
+def test_own_names_and_origins_are_served(host: str, origin: str | None) -> None:
+    for path in ("/api/overview", "/status", "/metrics"):
+        assert security.refusal(path, host, origin, KNOWN) == ""
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "evil.example:9000",
+        "localhost.evil.example",
+        "127.0.0.1.evil.example",
+        "evil-localhost",
+        "xgateway.example",
+        "gateway.example.evil",
+        "[::1",
+        "evil.example:port",
+        "\ud800",
+        "evil.example/localhost",
+        "x" * 10_000,
+    ],
+)
+def test_names_of_others_are_refused(host: str) -> None:
+    for path in ("/api/overview", "/status", "/metrics"):
+        reason = security.refusal(path, host, None, KNOWN)
+        assert reason.startswith("the host name '")
+        assert reason.endswith(
+            "' is not known here: use localhost or the IP address, or add it to admin.hosts,"
+            " also for Prometheus"
+        )
+        assert len(reason) < 300
+
+
+@pytest.mark.parametrize(
+    "origin",
+    [
+        "",
+        "null",
+        "http://localhost",
+        "http://localhost:9000.evil.example",
+        "http://evil@localhost:9000",
+        "file://localhost:9000",
+        "http://[::1",
+        "\ud800",
+        "x" * 10_000,
+    ],
+)
+def test_other_origins_are_refused(origin: str) -> None:
+    reason = security.refusal("/api/overview", "localhost:9000", origin, KNOWN)
+    assert reason.startswith("a request from the origin ")
+    assert len(reason) < 300
+
+
+@pytest.mark.parametrize("path", ["/", "/live", "/ready", "/page/main.js"])
+def test_probes_and_files_of_the_page_may_use_any_name(path: str) -> None:
+    assert security.refusal(path, "anything.svc", "http://evil.example", ()) == ""

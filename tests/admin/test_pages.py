@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from gateway.admin.pages import run_to_end
-from gateway.admin.view import GatewayView
+from gateway.admin.view import GatewayView, run_to_end
 from gateway.app import status_publisher
 from gateway.app.standalone import StandaloneGateway
 from gateway.settings.schema import Settings

@@ -92,9 +92,7 @@ async def test_probe_is_answered_beside_event_streams_and_slow_readers(
     assert b"event: overview" in await stream.rest()
 
 
-async def test_connections_that_come_at_once_are_bounded(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_connections_that_come_at_once_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "MAX_CONNECTIONS", 5)
     async with no_leaks(), running_site() as site, AsyncExitStack() as stack:
         clients = await asyncio.gather(
@@ -276,11 +274,7 @@ async def test_idle_connection_holds_no_response() -> None:
 async def test_responses_that_nobody_reads_are_bounded_in_bytes() -> None:
     """The client that reads slowest is cut off, and the next one is served."""
     slow = _Slow()
-    async with (
-        no_leaks(),
-        AsyncExitStack() as stack,
-        AdminServer(slow.application) as admin,
-    ):
+    async with no_leaks(), AsyncExitStack() as stack, AdminServer(slow.application) as admin:
         url = _listen(admin)
         first, second = [await stack.enter_async_context(connect(url)) for _ in range(2)]
         await first.send(request("GET", "/long"))
@@ -294,9 +288,7 @@ async def test_responses_that_nobody_reads_are_bounded_in_bytes() -> None:
         await second.reader.readexactly(64 << 20)
 
 
-async def test_last_response_that_nobody_reads_gives_way(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_last_response_that_nobody_reads_gives_way(monkeypatch: pytest.MonkeyPatch) -> None:
     """aiohttp closes such a connection, which then stays open for as long as the client does."""
     monkeypatch.setattr(server, "MAX_CONNECTIONS", 1)
     slow = _Slow()

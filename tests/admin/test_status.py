@@ -105,10 +105,7 @@ def test_what_one_worker_knows_is_shown() -> None:
     found = merge_statuses(statuses, make_store())["upstreams"]["u"]
     assert found["dialect"] == DIALECT
     assert found["inference_protocol"]["name"] == "http"
-    assert (found["endpoints"][0]["models"], found["endpoints"][0]["dialect"]) == (
-        ["m"],
-        DIALECT,
-    )
+    assert (found["endpoints"][0]["models"], found["endpoints"][0]["dialect"]) == (["m"], DIALECT)
 
 
 def test_endpoints_and_upstreams_that_one_worker_has_are_shown() -> None:

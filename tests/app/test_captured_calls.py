@@ -224,12 +224,6 @@ async def test_capture_that_nobody_reads_is_dropped(
         await _until_nothing_is_served(gateway.gateway)
 
 
-async def test_reader_that_has_left_fails_nothing(gateway: RunningGateway) -> None:
-    async with _captured(gateway.gateway) as (client, sink):
-        sink.close()
-        assert (await client.ask(CALL)).status == 200
-
-
 async def test_listener_of_a_call_ends_with_it(
     gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:

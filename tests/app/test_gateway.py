@@ -84,7 +84,7 @@ async def test_clients_are_served_before_operators(
         assert (await client.call("GET", "/v2")).status == 503
         if not is_stopped:
             may_load.set()
-            await gateway.operators_served()
+            await gateway.operators_served
             assert (await operator.read_response()).status == 200
     may_load.set()
 

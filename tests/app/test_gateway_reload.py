@@ -442,7 +442,7 @@ async def test_client_in_the_queue_of_a_swapped_address_is_served() -> None:
     first, second = free_address(), free_address()
     host, _, port = second.rpartition(":")
     async with running_gateway(settings_for(listen=first, admin=second)) as (gateway, _):
-        await gateway.operators_served()
+        await gateway.operators_served
         kept, admin = gateway._doors.bound
         waiting = admin.sockets[0].dup()
         assert gateway._doors.admin is not None

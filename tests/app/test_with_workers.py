@@ -189,6 +189,10 @@ async def test_unexpected_error_ends_neither_supervisor_nor_worker(
             assert reloads.supervisor.poll(requested=True) is None
         assert caplog.text.count("RuntimeError: no luck") == 2
         assert reloads.revision["last_failure"] == f"{reloads.file}: {INTERNAL_ERROR_TEXT}"
+        with monkeypatch.context() as patch:
+            patch.setattr(LoadedResources, "refresh", fail)  # of keys and certificates
+            assert reloads.poll() is None
+        assert caplog.text.count("RuntimeError: no luck") == 3
         await _reload(reloads, worker)
 
 
@@ -330,15 +334,3 @@ async def test_new_worker_starts_with_the_newest_keys_and_certificate(
             shown = [{"Authorization": f"Bearer {key}"} for key in ("old", "newer")]
             replies = [await client.call("GET", "/v2/models/m", headers=each) for each in shown]
         assert [reply.status for reply in replies] == [401, 404]
-
-
-def test_error_while_refreshing_files_does_not_end_the_supervisor(
-    reloads: _Reloads, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def fail(*_: object) -> None:
-        raise RuntimeError("no luck")
-
-    monkeypatch.setattr(LoadedResources, "refresh", fail)
-    assert reloads.poll() is None
-    assert reloads.request()
-    assert caplog.text.count("RuntimeError: no luck") == 2

@@ -568,13 +568,6 @@ async def test_an_unusable_file_of_keys_is_an_error(
     assert "secret" not in err
 
 
-def test_an_unset_variable_of_keys_is_an_error(call: Call, key_file: Path) -> None:
-    config = _config(key_file)
-    _write_keys(key_file, "key\n")
-    why = "api_keys.robots.environment: TEST_ROBOT_KEYS is not set in the environment"
-    assert call("check", config) == (1, "", f"{config}:7: {why}\n")
-
-
 @pytest.mark.parametrize("workers", [1, 2])
 async def test_keys_are_reloaded_while_connections_stay_open(key_file: Path, workers: int) -> None:
     async with ScriptedServer() as server:

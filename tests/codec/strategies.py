@@ -12,16 +12,15 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
-from hypothesis import settings
 from hypothesis import strategies as st
 
 from gateway.codec.json import array_scanner
 from gateway.codec.json.array_scanner import ElementRun, StringPart
 from gateway.codec.json.data_extractor import Event
 from tests.codec.reference import DATATYPES, DTYPES, FLOATS, INTEGERS, LARGEST, Fields, pack_bytes
-from tests.support.scale import scaled
-
-LAW = settings(max_examples=scaled(150))
+from tests.http1 import splits
+from tests.http1.splits import LAW as LAW
+from tests.http1.splits import bytewise as bytewise
 
 SEEDS = st.integers(0, 2**32 - 1)
 
@@ -29,15 +28,10 @@ SEEDS = st.integers(0, 2**32 - 1)
 # ---------------------------------------------------------------------------------- arrival
 
 
-def bytewise(body: bytes) -> list[bytes]:
-    return [body[i : i + 1] for i in range(len(body))]
-
-
 def cut(body: bytes, seed: int) -> list[bytes]:
     """Split a body at random places, into 2 to 10 pieces."""
     rng = random.Random(seed)
-    places = sorted(rng.randrange(len(body) + 1) for _ in range(rng.randint(1, 9)))
-    return [body[a:b] for a, b in zip([0, *places], [*places, len(body)], strict=True)]
+    return splits.cut(body, [rng.randrange(len(body) + 1) for _ in range(rng.randint(1, 9))])
 
 
 @contextmanager
@@ -188,21 +182,8 @@ def _shape(count: int, rng: random.Random) -> list[int]:
 
 # ---------------------------------------------------------------------------------- requests
 
-_KEYS = st.sampled_from(
-    [
-        "x",
-        "note",
-        'my"data',
-        '"data"',
-        'data"',
-        "dat",
-        "\\",
-        'C:\\"data',
-        "datas",
-        "é",
-        "model_name",
-    ]
-)
+_NEARLY_DATA = ['my"data', '"data"', 'data"', "dat", 'C:\\"data', "datas"]
+_KEYS = st.sampled_from(["x", "note", "\\", "é", "model_name", *_NEARLY_DATA])
 _VALUES = st.recursive(
     st.one_of(
         st.none(),
@@ -310,21 +291,12 @@ def _requested_outputs(draw: st.DrawFn) -> dict[str, Any]:
     return output | ({"parameters": parameters} if parameters else {})
 
 
+_WORDS = [b"null", b"NaN", b"1e999", b'"datatype":"INT8",', b"\\ud83d", b"\x00"]
+_RUNS = [b" " * 40, b"7" * 40, b"a" * 40, b"\\" * 5, b"[[[[[[", b"]]", b",,"]
 _CRUMBS = [
     *(b"[", b"]", b"{", b"}", b",", b":", b'"', b"\\", b" ", b"\n", b"0", b"1", b"-", b".", b"e"),
     *(b'"data":[', b'"data"', b'"data": 1,', b'"data":[1],', b"\xff", b"\xc3", b"\xed\xa0\x80"),
-    *(
-        b"null",
-        b"NaN",
-        b"1e999",
-        b'"datatype":"INT8",',
-        b"\\ud83d",
-        b"\x00",
-        b"[[[[[[",
-        b"]]",
-        b",,",
-    ),
-    *(b'"inputs":[', b'"id":1,', b'"shape":[1],', b" " * 40, b"7" * 40, b"a" * 40, b"\\" * 5),
+    *(b'"inputs":[', b'"id":1,', b'"shape":[1],', *_WORDS, *_RUNS),
 ]
 
 

@@ -1,12 +1,17 @@
 from collections.abc import AsyncIterator, Generator
 
 import pytest
+import uvloop
 
 from tests.fuzz import broken_bytes
-from tests.support.event_loops import both_loops
+from tests.support.event_loops import LoopFactories
 from tests.support.gateway import no_errors_logged, no_leaks
 
-pytest_asyncio_loop_factories = both_loops
+
+@pytest.hookimpl
+def pytest_asyncio_loop_factories() -> LoopFactories:
+    """Run each test on one loop only: these take their time."""
+    return {"uvloop": uvloop.new_event_loop}
 
 
 @pytest.hookimpl(wrapper=True)

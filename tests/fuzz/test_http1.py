@@ -23,12 +23,7 @@ from tests.support.raw_client import RawClient, ReceivedResponse
 from tests.support.scale import fuzz_seconds
 from tests.support.servers.scripted_server import Connection
 
-pytestmark = [
-    # On one loop only: these tests take their time.
-    pytest.mark.asyncio(loop_factories=["uvloop"]),
-    pytest.mark.usefixtures("clean"),
-]
-
+pytestmark = pytest.mark.usefixtures("clean")
 
 _CONCURRENCY = 32
 """Streams that are sent at the same time."""

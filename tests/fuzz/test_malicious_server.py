@@ -24,18 +24,13 @@ from tests.fuzz.malicious_responses import ServerResponse, any_response, in_orde
 from tests.fuzz.strict_http1 import RefusedError
 from tests.fuzz.strict_response import HEADER_LENGTH, Response, outputs_of, read_response
 from tests.http1.splits import cut
-from tests.support import inference_messages as tensors
+from tests.support import inference_messages as messages
 from tests.support.gateway import UPSTREAM, RunningGateway, gateway_before
 from tests.support.http_messages import http_response, request
 from tests.support.scale import fuzz_seconds
 from tests.support.servers.scripted_server import Connection
 
-pytestmark = [
-    # On one loop only: these tests take their time.
-    pytest.mark.asyncio(loop_factories=["uvloop"]),
-    pytest.mark.usefixtures("clean"),
-]
-
+pytestmark = pytest.mark.usefixtures("clean")
 
 _CONCURRENCY = 12
 """Concurrent clients."""
@@ -58,28 +53,17 @@ _METADATA = json.dumps(
     }
 ).encode()
 
-_INPUT: dict[str, Any] = {"name": "IN", "shape": [2], "datatype": "FP32", "data": [1, 2]}
-_MIXED = {"inputs": [_INPUT], "outputs": [{"name": "OUT0"}, {"name": "OUT1"}]}
-_MIXED["outputs"][0]["parameters"] = {"binary_data": True}
-_HEADER = tensors.binary_header(8, binary_output=True)
-
-
-def ask(kind: str, model: str) -> bytes:
-    """Write the request of a client of some kind, the only one on its connection."""
-    target = f"/v2/models/{model}/infer"
-    last = {"Connection": "close"}
-    size = {tensors.HEADER_LENGTH: str(len(_HEADER)), **last}
-    raw = {tensors.HEADER_LENGTH: "0", **last}
-    return {
-        "JSON": lambda: request("POST", target, json.dumps({"inputs": [_INPUT]}).encode(), last),
-        "mixed": lambda: request("POST", target, json.dumps(_MIXED).encode(), last),
-        "binary": lambda: request("POST", target, _HEADER + bytes(8), size),
-        "raw": lambda: request("POST", target, bytes(8), raw),
-        "V1": lambda: request("POST", f"/v1/models/{model}:predict", b'{"instances":[1,2]}', last),
-    }[kind]()
-
-
-KINDS = ("JSON", "mixed", "binary", "raw", "V1")
+_MIXED = json.loads(messages.json_request(1, 2))
+_MIXED["outputs"] = [{"name": "OUT0", "parameters": {"binary_data": True}}, {"name": "OUT1"}]
+_LAST = {"Connection": "close"}
+REQUESTS = {
+    "JSON": messages.infer_json(messages.json_request(1, 2), _LAST),
+    "mixed": messages.infer_json(json.dumps(_MIXED).encode(), _LAST),
+    "binary": messages.infer_binary(messages.binary_header(8, binary_output=True), bytes(8), _LAST),
+    "raw": messages.infer_raw(bytes(8), _LAST),
+    "V1": request("POST", "/v1/models/m:predict", b'{"instances":[1,2]}', _LAST),
+}
+"""The request of a client of each kind, the only one on its connection."""
 
 
 @dataclass(frozen=True)
@@ -143,7 +127,7 @@ async def malicious(dialect: str) -> AsyncIterator[tuple[MaliciousServer, Runnin
         yield script, gateway
         await gateway.remains.until_nothing()
         script.served = ServerResponse(in_order("JSON"))
-        served = (await _send_and_read(gateway, ask("JSON", "m"))).response
+        served = (await _send_and_read(gateway, REQUESTS["JSON"])).response
         assert served is not None
         assert served.status == 200
 
@@ -165,7 +149,7 @@ async def _check_each(dialect: str, cases: Iterator[Case]) -> int:
             count += 1
             script.served = case.served
             script.sent.clear()
-            got = await _send_and_read(gateway, ask(case.kind, "m"))
+            got = await _send_and_read(gateway, REQUESTS[case.kind])
             described = f"{dialect} {case.kind} {case.served}\n{got}"
             if wrong := _find_error(dialect, case, got):
                 raise AssertionError(f"{wrong}\n{described}")
@@ -296,6 +280,6 @@ async def test_any_response_is_right_or_an_error_or_cut(dialect: str) -> None:
     def cases() -> Iterator[Case]:
         yield Case("JSON", any_response(chance))  # one, however slow the machine is
         while time.monotonic() < end:
-            yield Case(chance.choice(KINDS), any_response(chance))
+            yield Case(chance.choice([*REQUESTS]), any_response(chance))
 
     assert await check_cases(dialect, cases()) > 0

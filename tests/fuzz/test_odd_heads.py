@@ -24,11 +24,7 @@ from tests.support.inference_messages import (
 from tests.support.scale import fuzz_seconds
 from tests.support.servers.scripted_server import Connection, ScriptedServer
 
-pytestmark = [
-    # On one loop only: these tests take their time.
-    pytest.mark.asyncio(loop_factories=["uvloop"]),
-    pytest.mark.usefixtures("clean"),
-]
+pytestmark = pytest.mark.usefixtures("clean")
 
 _CONCURRENCY = 16
 

@@ -749,19 +749,6 @@ def test_connect_opens_a_tunnel() -> None:
     ]
 
 
-def test_response_may_end_before_its_request() -> None:
-    peer = Peer()
-    stream = peer.request()
-    peer.http2.send_headers(stream, OK, True)
-    assert not stream.closed
-    peer.http2.reset(stream, CODE.NO_ERROR)
-    peer.frames()
-    peer.send(data(1, b"late"), data(1, b"", end=True))
-    assert (peer.frames(), peer.http2.streams) == ([], {})
-    peer.http2.reset(stream, CODE.NO_ERROR)
-    assert peer.frames() == []
-
-
 def test_empty_message_parts_are_sent_once() -> None:
     peer = Peer()
     stream = peer.request()

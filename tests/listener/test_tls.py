@@ -57,9 +57,6 @@ def _written(certificate: str) -> bytes:
     [
         ("certificate", "FOLDER", "cannot read {certificate}: Is a directory"),
         ("key", None, "cannot read {key}: No such file or directory"),
-        ("client_ca", None, "cannot read {client_ca}: No such file or directory"),
-        ("certificate", "", "{certificate} holds no certificate in PEM form"),
-        ("key", "", "{key} holds no private key in PEM form"),
         ("client_ca", "", "{client_ca} holds no certificates in PEM form"),
         ("certificate", "KEY", "{certificate} holds no certificate in PEM form"),
         ("key", "CERTIFICATE", "{key} holds no private key in PEM form"),

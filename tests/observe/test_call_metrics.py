@@ -174,21 +174,11 @@ def test_workers_agree_on_the_models_with_numbers() -> None:
         for turn, worker in enumerate(workers):
             model = f"model {(5 * turn + number) % 10}"
             worker.observe(_record(model, started=10.0 * number + turn))
-    assert store.label_values(DURATION, "model") == {
-        "model 0",
-        "model 1",
-        "model 5",
-        "other",
-    }
+    assert store.label_values(DURATION, "model") == {"model 0", "model 1", "model 5", "other"}
     successor = CallMetrics(store, store.writer(0), max_models=6)
     for number in range(10):
         successor.observe(_record(f"model {number}", started=1000.0))
-    assert store.label_values(DURATION, "model") == {
-        "model 0",
-        "model 1",
-        "model 5",
-        "other",
-    }
+    assert store.label_values(DURATION, "model") == {"model 0", "model 1", "model 5", "other"}
 
 
 def test_each_attempt_is_counted_at_its_endpoint() -> None:

@@ -32,7 +32,7 @@ from gateway.observe.metric_store import (
     MetricStore,
 )
 from gateway.observe.metric_table import MetricTable, RecentHistograms, quantiles
-from gateway.observe.metrics import StoreCollector, collect
+from gateway.observe.metrics import StoreCollector
 from tests.observe.dying import die_before_store, run_in_a_child
 from tests.support.scale import scaled
 
@@ -56,6 +56,10 @@ def _values(metrics: Iterable[Metric]) -> Values:
             assert key not in found, "a sample is there twice"
             found[key] = sample.value
     return found
+
+
+def _shown(store: MetricStore) -> Values:
+    return _values(StoreCollector(store).collect())
 
 
 def _parse_openmetrics(text: str) -> Iterable[Metric]:
@@ -112,7 +116,7 @@ def test_store_refuses_a_segment_without_room_for_all_families() -> None:
         MetricStore(FAMILIES, size=103)
     store = MetricStore(FAMILIES, size=104)
     store.writer(0).counter(CALLS, ("m", "200")).add(1)
-    assert _values(collect(store))["tensorgate_calls_total", ("other", "other")] == 1
+    assert _shown(store)["tensorgate_calls_total", ("other", "other")] == 1
 
 
 @pytest.mark.parametrize("labels", [(), ("m",), ("m", "200", "more")])
@@ -139,7 +143,7 @@ def test_label_values_of_any_characters_are_shown(given: str, shown: str) -> Non
     for segment in range(2):
         for _ in range(2):
             store.writer(segment).counter(CALLS, (given, "200")).add(1)
-    assert _values(collect(store))["tensorgate_calls_total", (shown, "200")] == 4
+    assert _shown(store)["tensorgate_calls_total", (shown, "200")] == 4
     parsed = _values(parse_text(_text(store)))
     assert parsed["tensorgate_calls_total", (shown, "200")] == 4
     parsed = _values(_parse_openmetrics(_text(store, generate_openmetrics)))
@@ -208,7 +212,7 @@ def test_store_shows_what_was_counted(operations: list[Operation], size: int) ->
         _count(store, segment, family, label, amount)
         assert store.full <= full + 1
         model.count(family, "other" if store.full > full else label, amount)
-        assert _values(collect(store)) == model.values()
+        assert _shown(store) == model.values()
     assert _values(parse_text(_text(store))) == model.values()
 
 
@@ -228,7 +232,7 @@ def test_store_shows_what_processes_counted(operations: list[Operation], each: i
         for _, family, label, amount in life:
             model.count(family, label, amount)
     # Not read before: each process finds by itself what others have left.
-    assert _values(collect(store)) == model.values()
+    assert _shown(store) == model.values()
     assert store.full == 0
 
 
@@ -265,7 +269,7 @@ def _make_series(store: MetricStore, count: int) -> None:
 
 
 def _calls(store: MetricStore) -> list[float]:
-    return [sample.value for sample in next(iter(collect(store))).samples]
+    return [sample.value for sample in next(StoreCollector(store).collect()).samples]
 
 
 @pytest.mark.parametrize(("size", "full"), [(56, 0), (55, 1)])
@@ -287,12 +291,12 @@ def test_entry_that_has_not_arrived_is_ignored_until_it_does() -> None:
         for hidden in (slice(missing, missing + 8), slice(missing, end)):
             segment._memory[hidden] = bytes(hidden.stop - hidden.start)
             changed = bytes(segment._memory[start : end - 8]) != entry[:-8]
-            keys = _values(collect(store))
+            keys = _shown(store)
             assert (("tensorgate_calls_total", ("a", "a")) in keys) != changed
             segment._memory[start:end] = entry
             segment._known_end = start
             segment.cells[0].pop(("a", "a"), None)
-    assert _values(collect(store))["tensorgate_calls_total", ("a", "a")] == 1
+    assert _shown(store)["tensorgate_calls_total", ("a", "a")] == 1
 
 
 NEW = "new" * 20
@@ -311,7 +315,7 @@ def test_process_killed_between_any_two_opcodes_leaves_whole_series() -> None:
             writer.histogram(SECONDS, (NEW,)).observe(0.25)
 
         status = run_in_a_child(run)
-        values = _values(collect(store))
+        values = _shown(store)
         assert values == _values(parse_text(_text(store)))
         counted = values.get(("tensorgate_calls_total", (NEW, "200")), 0)
         observed = values.get(("tensorgate_seconds_count", (NEW,)), 0)
@@ -324,7 +328,7 @@ def test_process_killed_between_any_two_opcodes_leaves_whole_series() -> None:
         for model in ("n", NEW, NEW + "er"):
             successor.counter(CALLS, (model, "200")).add(1)
             successor.histogram(SECONDS, (model,)).observe(0.5)
-        values = _values(collect(store))
+        values = _shown(store)
         assert values == _values(parse_text(_text(store)))
         for model, calls, observations, seconds in (
             ("n", 1, 1, 0.5),
@@ -349,7 +353,7 @@ def test_internal_family_is_no_metric() -> None:
     histogram = store.writer(0).histogram(inner, ("m",))
     histogram.count(histogram.bucket(1.5))
     assert store.sums(inner)["m",] == [0, 0, 1, 0]
-    assert [metric.name for metric in collect(store)] == [CALLS.name]
+    assert [metric.name for metric in StoreCollector(store).collect()] == [CALLS.name]
 
 
 @given(st.floats(0.0005, 300) | st.sampled_from([0.0005, 0.001, 0.1, 2.0, 2.5, 60.0, 300.0]))

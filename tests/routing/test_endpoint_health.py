@@ -293,3 +293,20 @@ def test_endpoint_that_recovers_is_not_failing_by_the_calls_of_before(before: St
     assert _state(recent=fails_again, recovered_at=100.0)[0] is State.FAILING
     still_fails = _state(before, calls=REFUSING, recent=replace(recent, succeeded_at=98))
     assert still_fails[0] is State.UNREACHABLE
+
+
+def test_record_notes_since_when_its_state_holds_and_when_it_recovered() -> None:
+    record = EndpointRecord(since=1.0)
+    for _ in range(3):
+        record.calls.record_failure(REFUSED, True)
+    record.find_state(NOW)
+    since = record.since
+    assert (record.current, since > 1.0, record.recovered_at) == (State.UNREACHABLE, True, 0.0)
+    record.find_state(NOW)
+    assert record.since == since
+    record.calls.record_failure("it returned 500", False)
+    assert (record.calls.failures, record.calls.connect_failures) == (4, 0)
+    record.calls.record_success()
+    record.find_state(NOW)
+    assert record.current is State.IN_USE
+    assert record.recovered_at == record.since > since

@@ -18,6 +18,7 @@ from gateway.system.accept_queue import (
 )
 from gateway.system.hangups import HangupWatch
 from tests.support.checks.descriptors import no_descriptors
+from tests.support.doubles.iterations import iterations
 from tests.support.gateway import until
 from tests.support.servers.stalled_handshakes import stall_handshakes
 
@@ -59,11 +60,11 @@ async def test_peer_that_closes_after_unread_bytes_is_noticed(
     gone = Note()
     hangups.watch(ours.fileno(), gone)
     peer.send(b"unread")
-    await asyncio.sleep(0.02)
+    await iterations(5)
     assert gone.calls == 0
     peer.close()
     await until(lambda: gone.calls)
-    await asyncio.sleep(0.02)
+    await iterations(5)
     assert gone.calls == 1
 
 
@@ -73,7 +74,7 @@ async def test_unwatched_peer_is_not_reported(hangups: HangupWatch, pair: Pair) 
     hangups.watch(ours.fileno(), gone)
     hangups.unwatch(ours.fileno(), gone)
     peer.close()
-    await asyncio.sleep(0.02)
+    await iterations(5)
     assert gone.calls == 0
 
 

@@ -48,7 +48,6 @@ def overview(**more: Any) -> Json:
             "reloads": 2,
             "reload_failures": 0,
         },
-        "actions": False,
         "workers": [worker(100), worker(101, draining=True), worker(102, seconds_since_update=9.0)],
         "now": {
             "requests_in_progress": 12,
@@ -86,17 +85,12 @@ def overview(**more: Any) -> Json:
 def event(**more: Any) -> Json:
     """Return an event of the journal."""
     return {
-        "id": "1-1",
         "time": NOW - 61,
         "level": "error",
-        "kind": "endpoint_ejected",
         "event": "endpoint ejected",
-        "process": 100,
         "subject": "http://10.0.0.7:8000 of demo",
         "who": "outlier detection",
         "why": "ejected for 10 s: 5 failures in a row",
-        "upstream": "demo",
-        "endpoint": "http://10.0.0.7:8000",
     } | more
 
 
@@ -107,7 +101,6 @@ def worker(pid: int, **more: Any) -> Json:
         "draining": False,
         "connections": 1,
         "requests_in_progress": 2,
-        "bodies_in_transit": 0,
         "tasks": 10,
         "buffered_bytes": 0,
         "seconds_since_update": 0.001,
@@ -155,7 +148,7 @@ def upstream(name: str, endpoints: list[Json], **more: Any) -> Json:
 
 def topology(*upstreams: Json, routes: list[Json] | None = None) -> Json:
     """Return a topology."""
-    return {"time": NOW, "actions": False, "routes": routes or [], "upstreams": list(upstreams)}
+    return {"time": NOW, "routes": routes or [], "upstreams": list(upstreams)}
 
 
 def route(name: str, **more: Any) -> Json:
@@ -178,7 +171,6 @@ def model(name: str, **more: Any) -> Json:
         "name": name,
         "ready": [{"upstream": "demo", "endpoints": 1, "of": 2}],
         "calls_per_second": 7.0,
-        "errors_per_second": 0.0,
         "error_ratio": 0.0,
         "client_error_ratio": 0.125,
         "duration_window_seconds": 63,
@@ -193,17 +185,13 @@ def model(name: str, **more: Any) -> Json:
 def call(**more: Any) -> Json:
     """Return a call that has ended."""
     return {
-        "id": "1-0-1",
         "time": NOW + 0.25,
         "client": "10.0.0.1",
         "method": "POST",
-        "target": "/v2/models/add/infer",
         "operation": "infer",
-        "route": "1",
         "model": "add",
         "upstream": "demo",
         "endpoint": "http://10.0.0.7:8000",
-        "attempts": 1,
         "status": 200,
         "answered_by": "server",
         "client_form": "json",

@@ -75,14 +75,6 @@ def test_units_are_always_there() -> None:
     assert formatting.size_rate(1500) == "1.5 kB/s"
 
 
-def test_counts_have_their_noun() -> None:
-    assert formatting.plural(1, "problem") == "1 problem"
-    assert formatting.plural(2, "problem") == "2 problems"
-    assert formatting.count(1234) == "1,234"
-    assert formatting.count(None) == "–"
-    assert formatting.count(5e9) == "5 G"
-
-
 def test_a_clock_has_the_date_only_on_another_day() -> None:
     noon = time.mktime((2026, 3, 4, 12, 0, 5, 0, 0, -1))
     assert formatting.clock(noon, noon) == "12:00:05"
@@ -106,17 +98,6 @@ def test_a_clock_has_the_date_only_on_another_day() -> None:
 )
 def test_a_status_is_a_word(status: int, grpc: int | None, text: str) -> None:
     assert formatting.call_status(status, grpc) == text
-
-
-def test_forms_and_rates_by_name_are_words() -> None:
-    assert formatting.forms("json", "binary") == "JSON → binary"
-    assert formatting.forms("grpc", "grpc") == formatting.forms("grpc", "") == "gRPC"
-    assert formatting.forms("", "") == "–"
-    assert (
-        formatting.rates({"raw": 2.0, "json": 1.5}, formatting.form) == "raw bytes 2/s, JSON 1.5/s"
-    )
-    assert formatting.rates({"2xx": 2.0}) == "2xx 2/s"
-    assert formatting.rates({}) == "–"
 
 
 DOCUMENT = {"a": {"n": 1.5, "t": "x", "l": [{"k": 1}, 2, "s", None], "f": True}, "n": 10**400}

@@ -9,6 +9,7 @@ from gateway.protocol.operations import ModelName
 from gateway.upstream.pool.pool import Lease, Pool
 from gateway.upstream.transport import UpstreamEndpoint
 from tests.support.doubles.streaming import EventLog, ScriptedEndpoint
+from tests.support.servers.scripted_server import Connection
 
 
 def scripted_endpoints(count: int) -> list[UpstreamEndpoint]:
@@ -29,6 +30,18 @@ async def running(pool: Pool) -> AsyncIterator[Pool]:
         yield pool
     finally:
         await pool.close()
+
+
+class Responding:
+    """A server's script: it responds to every request with its current ``data``."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+
+    async def __call__(self, connection: Connection) -> None:
+        while True:
+            await connection.request()
+            await connection.send(self.data)
 
 
 class ManualClock:

@@ -192,16 +192,8 @@ async def test_message_is_decompressed(text: bytes) -> None:
 
 
 BROKEN = [
-    (b"", "gzip", "ends before its gzip data does"),
     (b"no gzip", "gzip", "is not valid gzip: incorrect header check"),
-    (gzip.compress(b"a")[:-1], "gzip", "ends before its gzip data does"),
     (zlib.compress(b"a") + b"b", "deflate", "has data after its deflate data"),
-    (
-        gzip.compress(bytes(MESSAGE_CAP)),
-        "gzip",
-        "is gzip, and grows to more than 100 times its size",
-    ),
-    (gzip.compress(b"") * 1000, "gzip", "has too many tiny members"),
     (b"", "zstd", 'grpc-encoding "zstd"; the gateway reads gzip and deflate'),
     (b"", None, 'grpc-encoding "identity"'),
 ]

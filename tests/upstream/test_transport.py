@@ -17,6 +17,7 @@ from gateway.upstream.control_client import ControlResponse, send_control_reques
 from gateway.upstream.grpc.choices import GrpcCancellation, InferenceProtocol, drains_cancelled
 from gateway.upstream.grpc.endpoint import DualEndpoint
 from gateway.upstream.pool import outlier_detection
+from gateway.upstream.pool.member import Member
 from gateway.upstream.pool.pool import Pool
 from gateway.upstream.transport import UpstreamRequest, check_lengths
 from tests.support.doubles.streaming import EventLog, ScriptedEndpoint, ScriptedUpstreamResponse
@@ -59,7 +60,7 @@ async def test_response_is_buffered(endpoint_at: EndpointAt) -> None:
     head = {"Content-Type": "text/plain", "Transfer-Encoding": "chunked"}
     data = message("HTTP/1.1 404 Not Found", head, chunked(b"no", b" such"))
     async with ScriptedServer(always_respond(data)) as server:
-        document = await send_control_request(endpoint_at(server.url), "GET", "/x?y", 100)
+        document = await send_control_request(endpoint_at(server.url), "/x?y", 100)
         assert document == ControlResponse(404, "text/plain", b"no such")
         (received,) = server.requests
         assert received.head.first == "GET /x?y HTTP/1.1"
@@ -70,9 +71,9 @@ async def test_response_is_buffered(endpoint_at: EndpointAt) -> None:
 async def test_response_larger_than_the_limit_fails(endpoint_at: EndpointAt) -> None:
     async with ScriptedServer(always_respond(http_response(bytes(100)))) as server:
         endpoint = endpoint_at(server.url)
-        assert len((await send_control_request(endpoint, "GET", "/x", 100)).body) == 100
+        assert len((await send_control_request(endpoint, "/x", 100)).body) == 100
         with pytest.raises(GatewayError) as caught:
-            await send_control_request(endpoint, "GET", "/x", 99)
+            await send_control_request(endpoint, "/x", 99)
     assert caught.value.kind is ErrorKind.BAD_RESPONSE
     assert caught.value.message == f"the response of {server.url} to GET /x is larger than 99 bytes"
 
@@ -193,6 +194,16 @@ def test_endpoint_is_named_by_its_http_address() -> None:
     assert [address.url for address in endpoint.addresses] == [HTTP, GRPC]
     (state,) = Pool([endpoint]).snapshot()
     assert (state.url, state.grpc_url) == (HTTP, GRPC)
+
+
+async def test_both_addresses_are_closed_and_drained_calls_of_grpc_count() -> None:
+    log = EventLog()
+    http, grpc = (ScriptedEndpoint(log, url=url) for url in (HTTP, GRPC))
+    grpc.drain_counters = []
+    member = Member(DualEndpoint(http, grpc))
+    assert grpc.drain_counters == [member]
+    await member.endpoint.close()
+    assert log == ["server is left"] * 2
 
 
 async def test_upstream_is_reachable_again_when_the_address_that_failed_responds(

@@ -66,7 +66,7 @@ class _Reloads:
 
     def begin(self) -> None:
         """Have the supervisor read settings, and have the workers prepare them."""
-        self.broadcaster.request()
+        self.broadcaster.is_requested = True
         self.turn()
 
     def reply(self, number: int, expected: ToWorker, error: str = "") -> None:
@@ -166,7 +166,7 @@ def test_workers_open_their_logs_on_request_although_settings_cannot_be_read(
     monkeypatch.setattr(reload_broadcast, "POLL_INTERVAL", 0.0)
     reloads = make(None, count=1)
     if requested:
-        reloads.broadcaster.request()
+        reloads.broadcaster.is_requested = True
     reloads.turn()
     assert reloads.polls == [requested]
     if requested:

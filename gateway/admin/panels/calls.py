@@ -109,12 +109,7 @@ def describe_journal(
         and all(event[name] == text for name, text in names.items())
         and (not search or any(search in str(value).lower() for value in event.values()))
     ]
-    return {
-        "time": time,
-        "kept": len(events),
-        "fitting": len(fitting),
-        "events": fitting[:limit],
-    }
+    return {"time": time, "kept": len(events), "fitting": len(fitting), "events": fitting[:limit]}
 
 
 def _parse_names(query: Mapping[str, str], names: Iterable[str]) -> dict[str, str]:

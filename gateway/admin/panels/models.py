@@ -6,7 +6,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import orjson
 
@@ -24,6 +24,8 @@ from gateway.admin.panels.calls import has_failed, parse_count, parse_text
 from gateway.admin.status import State, Status
 from gateway.observe import families
 from gateway.observe.metric_store import OTHER, MetricStore, clean_label
+
+T = TypeVar("T")
 
 _DEFAULT_MODELS, _MAX_MODELS = 100, 1000
 _MAX_FAILED = 200
@@ -138,6 +140,14 @@ class _ModelRates:
         return {name: rounded(rate) for name, rate in sums.items()}
 
 
+def _keep(entries: dict[str, T], name: str, entry: T, most: int) -> None:
+    """Keep an entry as the newest one; the oldest goes if there are too many."""
+    entries.pop(name, None)
+    entries[name] = entry
+    if len(entries) > most:
+        del entries[next(iter(entries))]
+
+
 class FailedModels:
     """The last failed call of each model, as far as the gateway keeps calls.
 
@@ -152,11 +162,8 @@ class FailedModels:
         for call in map(orjson.loads, calls):
             name = call.get("model")
             if name and has_failed(call):
-                self._failures.pop(name, None)
                 failure = {each: call.get(each) for each in ("time", "status", "reason")}
-                self._failures[name] = failure
-        while len(self._failures) > _MAX_FAILED:
-            del self._failures[next(iter(self._failures))]
+                _keep(self._failures, name, failure, _MAX_FAILED)
 
     def recent(self, now: float) -> dict[str, dict[str, Any]]:
         """Return the last failed call of each model with one in the last minutes."""
@@ -203,10 +210,7 @@ class Savings:
 
     def add(self, model: str, measurement: Measurement) -> None:
         """Keep a measurement; the oldest goes if there are too many."""
-        self._measurements.pop(model, None)
-        self._measurements[model] = measurement
-        if len(self._measurements) > _MAX_MEASURED:
-            del self._measurements[next(iter(self._measurements))]
+        _keep(self._measurements, model, measurement, _MAX_MEASURED)
 
     def describe(self, model: str, converted_elements: float) -> dict[str, Any]:
         """Return the measurement of a model, and the estimate for all that was converted.
@@ -218,7 +222,4 @@ class Savings:
             return {"measured": None, "saved_ms_estimate": None}
         saved_ms = measured.untouched_ms - measured.converted_ms
         per_element = saved_ms / max(1, measured.elements)
-        return {
-            "measured": asdict(measured),
-            "saved_ms_estimate": per_element * converted_elements,
-        }
+        return {"measured": asdict(measured), "saved_ms_estimate": per_element * converted_elements}

@@ -11,6 +11,7 @@ from gateway.admin.history import (
     ROUTE,
     UPSTREAM,
     History,
+    Key,
     Rate,
     Window,
     endpoint_calls,
@@ -109,7 +110,10 @@ def _describe_routes(settings: Settings, state: State, history: History) -> list
     calls: defaultdict[str, list[Rate]] = defaultdict(list)
     for labels, rate in rates_of(state.window, families.DURATION):
         calls[labels[ROUTE]].append((labels, rate))
-    copies = dict(rates_of(state.window, families.MIRROR_REQUESTS))
+    copies: defaultdict[Key, list[Rate]] = defaultdict(list)
+    for labels, rate in rates_of(state.window, families.MIRROR_REQUESTS):
+        if labels[-1] != "skipped":
+            copies[labels[:-1]].append((labels, rate))
     percentiles = route_percentiles(state.minute)
     routes = []
     for number, route in enumerate(settings.routes, 1):
@@ -121,17 +125,20 @@ def _describe_routes(settings: Settings, state: State, history: History) -> list
                 "name": name,
                 "match": describe_match(route.match),
                 "upstreams": [
-                    {"name": each.name, "weight": each.weight, **_rates(own, each.name)}
+                    {
+                        "name": each.name,
+                        "weight": each.weight,
+                        **summarize(call for call in own if each.name in _upstreams(call)),
+                    }
                     for each in route.upstream
                 ],
                 "mirror": mirror
                 and {
                     "upstream": mirror.upstream,
                     "percent": mirror.percent,
-                    **_mirror_rates(copies, label, clean_label(mirror.upstream)),
+                    **summarize(copies[label, clean_label(mirror.upstream)]),
                 },
-                **_rates(own),
-                "client_error_ratio": summarize(own)["client_error_ratio"],
+                **summarize(own),
                 **percentiles.describe((label,)),
                 "recent": history.route_curves(name, ENDPOINT_POINTS),
             }
@@ -139,29 +146,8 @@ def _describe_routes(settings: Settings, state: State, history: History) -> list
     return routes
 
 
-def _rates(calls: list[Rate], upstream: str | None = None) -> dict[str, float | None]:
-    """Return the rates of a route's calls, or of those to an upstream."""
-    summary = summarize(
-        (labels, rate)
-        for labels, rate in calls
-        if upstream is None or upstream in labels[UPSTREAM].split(",")
-    )
-    return {name: summary[name] for name in ("calls_per_second", "error_ratio")}
-
-
-def _mirror_rates(
-    copies: Mapping[tuple[str, ...], float], route: str, upstream: str
-) -> dict[str, float | None]:
-    """Return the rates of the copies of a route's calls, and the shares that went wrong."""
-    ok, rejected, failed = (
-        copies.get((route, upstream, result), 0.0) for result in ("ok", "rejected", "failed")
-    )
-    total = ok + rejected + failed
-    return {
-        "calls_per_second": rounded(total),
-        "error_ratio": rounded(failed / total) if total else None,
-        "client_error_ratio": rounded(rejected / total) if total else None,
-    }
+def _upstreams(call: Rate) -> list[str]:
+    return call[0][UPSTREAM].split(",")
 
 
 class _EndpointRates:

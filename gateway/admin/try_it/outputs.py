@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import asdict, dataclass
 from types import MappingProxyType
 from typing import Any
 
@@ -39,6 +40,23 @@ _MAX_SAFE = 2**53
 
 _JSON_TYPES = {"BOOL": "JSON boolean", "BYTES": "JSON"}
 """What JSON says of the elements of an output; others are numbers."""
+
+
+@dataclass(slots=True)
+class _Described:
+    """An output as the page gets it."""
+
+    name: str
+    datatype: str
+    shape: list[int]
+    elements: int
+    values: list[Any]
+    minimum: float | None = None
+    maximum: float | None = None
+    mean: float | None = None
+    nonfinite: int = 0
+    histogram: dict[str, Any] | None = None
+
 
 Output = tuple[OutputTensor, bytes | bytearray]
 """An output and its little-endian data."""
@@ -185,62 +203,39 @@ def describe_output(
     shown = array[:_MAX_VALUES]
     if datatype.family is Family.FLOAT:
         # As Python's numbers, FP16 and FP32 have digits that nobody has sent.
-        values = [
-            value if math.isfinite(value) else None
-            for value in (shown.tolist() if datatype.size == 8 else _as_shortest(shown))
-        ]
+        floats = shown.tolist() if datatype.size == 8 else [float(str(each)) for each in shown]
+        values = [each if math.isfinite(each) else None for each in floats]
     else:
         values = [value if abs(value) <= _MAX_SAFE else str(value) for value in shown.tolist()]
-    described = _description(name, datatype.name, list(shape), len(array), values)
+    name, size = replace_surrogates(name), len(array)
+    described = _Described(name, datatype.name, list(shape), size, values)
     if datatype.family is not Family.BOOLEAN:
         _add_statistics(described, array)
-    return described
-
-
-def _as_shortest(array: np.ndarray[Any, Any]) -> list[float]:
-    """Return floats of less than 64 bits with the digits that tell them from their neighbours."""
-    return [float(str(value)) for value in array]
-
-
-def _description(
-    name: str, datatype: str, shape: list[int], elements: int, values: list[Any]
-) -> dict[str, Any]:
-    return {
-        "name": replace_surrogates(name),
-        "datatype": datatype,
-        "shape": shape,
-        "elements": elements,
-        "values": values,
-        "minimum": None,
-        "maximum": None,
-        "mean": None,
-        "nonfinite": 0,
-        "histogram": None,
-    }
+    return asdict(described)
 
 
 def _describe_texts(name: str, shape: list[int], texts: list[str], count: int) -> dict[str, Any]:
     values = [replace_surrogates(text[:_MAX_TEXT]) for text in texts]
-    return _description(name, "BYTES", shape, count, values)
+    return asdict(_Described(replace_surrogates(name), "BYTES", shape, count, values))
 
 
-def _add_statistics(described: dict[str, Any], array: np.ndarray[Any, Any]) -> None:
+def _add_statistics(described: _Described, array: np.ndarray[Any, Any]) -> None:
     with np.errstate(invalid="ignore"):  # of signaling NaN
         numbers = array.astype(np.float64)
     finite = numbers[np.isfinite(numbers)]
-    described["nonfinite"] = len(numbers) - len(finite)
+    described.nonfinite = len(numbers) - len(finite)
     if not len(finite):
         return
     low, high = float(finite.min()), float(finite.max())
     # The mean of the largest doubles does not overflow if each is divided first.
     mean = min(max(float((finite / len(finite)).sum()), low), high)
-    described |= {"minimum": low, "maximum": high, "mean": mean}
+    described.minimum, described.maximum, described.mean = low, high, mean
     if not math.isfinite(high - low):
         return
     edges = np.linspace(low, high, _BINS + 1)
     if (edges[:-1] < edges[1:]).all():  # else there are fewer doubles than edges
         counts, _ = np.histogram(finite, edges)
-        described["histogram"] = {"low": low, "high": high, "counts": counts.tolist()}
+        described.histogram = {"low": low, "high": high, "counts": counts.tolist()}
 
 
 def read_error(body: bytes) -> str:

@@ -30,7 +30,7 @@ from gateway.settings.upstreams import (
 from gateway.settings.upstreams import Upstream as UpstreamSettings
 from gateway.settings.values.addresses import is_grpc
 from gateway.system.buffers import BufferAccount
-from gateway.upstream.address import GrpcPort, ServerAddress, TcpAddress, parse_server_url
+from gateway.upstream.address import ServerAddress, TcpAddress, parse_server_url
 from gateway.upstream.exchange import EndpointOptions
 from gateway.upstream.grpc.choices import InferenceProtocol, drains_cancelled
 from gateway.upstream.grpc.endpoint import DualEndpoint, GrpcEndpoint
@@ -201,10 +201,10 @@ def build_pool(
         options = EndpointOptions(spec.connect_timeout, idle_timeout, buffers, headers, public_name)
         if not is_http2:
             return HttpEndpoint(address, options, declared.retry_stale)
-        endpoint = Http2Endpoint(address, options, drained=DrainedStreams(drains))
+        drained = DrainedStreams(drains)
         if concurrency_limit is not None:
-            endpoint.count_drained_in(concurrency_limit)
-        return GrpcEndpoint(endpoint, grpc_form)
+            drained.counters.append(concurrency_limit)
+        return GrpcEndpoint(Http2Endpoint(address, options, drained=drained), grpc_form)
 
     servers = [_server_address(endpoint, spec) for endpoint in declared.endpoints]
     resolver = None
@@ -242,7 +242,7 @@ def _server_address(endpoint: Endpoint, spec: UpstreamSpec) -> ServerAddress:
     http, grpc = addresses
     assert isinstance(http, TcpAddress)
     assert isinstance(grpc, TcpAddress)
-    return replace(http, grpc=GrpcPort(grpc.port, grpc.tls))
+    return replace(http, grpc=grpc)
 
 
 def _build(

@@ -210,7 +210,7 @@ async def probe_server(endpoint: UpstreamEndpoint, declared: str, time_limit: fl
 
 
 async def _probe_readiness(endpoint: UpstreamEndpoint) -> _Found:
-    response = await send_control_request(endpoint, "GET", _READY, MAX_PROBE_RESPONSE)
+    response = await send_control_request(endpoint, _READY, MAX_PROBE_RESPONSE)
     if response.status == 200:
         return Verdict.AS_DECLARED, ("ready",)
     asked = "ServerReady" if endpoint.speaks_grpc else f"GET {_READY}"

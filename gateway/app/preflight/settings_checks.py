@@ -64,9 +64,8 @@ def _leads_to(endpoint: Address, listen: Address) -> bool:
         version = 6 if listen.host == "::" else 4
         return _is_this_machine(endpoint.host, version)
     # A connection to 0.0.0.0 goes to the loopback interface.
-    return _is_loopback(listen.host) and (
-        endpoint.host in _WILDCARDS or _is_localhost(endpoint.host)
-    )
+    is_loopback = listen.host in ("127.0.0.1", "::1") or _is_localhost(listen.host)
+    return is_loopback and (endpoint.host in _WILDCARDS or _is_localhost(endpoint.host))
 
 
 def _same_host(one: str, other: str) -> bool:
@@ -86,10 +85,6 @@ def _is_this_machine(host: str, version: int) -> bool:
 
 def _is_localhost(host: str) -> bool:
     return _same_host(host, "localhost")
-
-
-def _is_loopback(host: str) -> bool:
-    return host in ("127.0.0.1", "::1") or _is_localhost(host)
 
 
 def _can_be_bound(host: str, version: int) -> bool:

@@ -58,22 +58,23 @@ class Base64ElementDecoder:
         position = 0
         if self._long is not None:
             position = self._continue_element(self._long, data)
-        # An incomplete group of four characters is shorter than a length prefix.
-        data = data[position:]
-        self._partial = data[self._decode_complete(data) :]
-        if self._long is None and len(self._partial) >= PREFIX_SIZE:
-            self._begin_element(self._partial)
-
-    def _append(self, data: bytes) -> None:
-        self._decoded.append(data)
-        self.tensor.size += len(data)
+        if self._long is None:
+            position += self._decode_complete(data[position:])
+            if len(data) - position >= PREFIX_SIZE:  # an element begins that is not complete yet
+                self._length, self._done = read_length(data[position:]), 0
+                self._long = PartialElement(self._decoded)
+                self.tensor.size += PREFIX_SIZE
+                position += PREFIX_SIZE
+                position += self._continue_element(self._long, data[position:])
+        self._partial = data[position:]
 
     def _decode_complete(self, data: bytes) -> int:
         """Decode the complete elements that data begin with; return where they end."""
         count, end, decoded = native.decode_base64_elements(data) or self._decode_each(data)
         self._count += count
         if count:
-            self._append(decoded)
+            self._decoded.append(decoded)
+            self.tensor.size += len(decoded)
         return end
 
     def _decode_each(self, data: bytes) -> tuple[int, int, bytes]:
@@ -86,14 +87,6 @@ class Base64ElementDecoder:
                 raise self._error(index, text, 0, len(text))
             elements.append(element)
         return len(elements), end, pack_elements(elements)
-
-    def _begin_element(self, data: bytes) -> None:
-        """Begin an element that is not complete yet."""
-        self._length, self._done = read_length(data), 0
-        self._long = PartialElement(self._decoded)
-        self.tensor.size += PREFIX_SIZE
-        text = data[PREFIX_SIZE:]
-        self._partial = text[self._continue_element(self._long, text) :]
 
     def _continue_element(self, element: PartialElement, data: bytes) -> int:
         """Decode more of an element in groups of four characters; return how many it took."""

@@ -144,7 +144,8 @@ class TensorDecoder:
         decoded = self.try_decode(item)
         if decoded is None:
             raise self._error_in_run(item)
-        self.append(*decoded)
+        count, data = decoded
+        self.append(count, data)
 
     def append(self, count: int, data: bytes) -> None:
         """Take the next elements in binary form."""
@@ -172,7 +173,9 @@ class TensorDecoder:
         for part in split_run(run):
             decoded = self.try_decode(part)
             if decoded is None:
-                return diagnose_run(self._label, self.datatype, part, index, self._words)
+                return diagnose_run(
+                    self._label, self.datatype, part, index, self.try_decode, self._words
+                )
             index += decoded[0]
             if part.depth_after < 1:
                 break

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-import math
 import re
-from collections.abc import Iterator
-from decimal import Decimal
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
 from gateway.codec.json.array_scanner import ElementRun
 from gateway.codec.structure_scan import ARRAY_STEPS, mask_strings, nesting_steps
-from gateway.errors import GatewayError, replace_surrogates, shorten
+from gateway.errors import GatewayError, shorten
 from gateway.protocol.datatypes import Datatype, Family
 from gateway.protocol.error_vocabulary import REQUEST, ErrorVocabulary
 from gateway.sizes import QUOTED_NAME
@@ -43,12 +41,13 @@ def diagnose_run(
     datatype: Datatype,
     run: ElementRun,
     first_index: int,
+    decode: Callable[[ElementRun], object | None],
     words: ErrorVocabulary = REQUEST,
 ) -> GatewayError:
     """Make the error for a run that could not be decoded.
 
-    ``first_index`` is the flat index of the run's first element. The error names the tensor, and
-    index and value of the first invalid element.
+    ``first_index`` is the flat index of the run's first element. ``decode`` returns None for an
+    invalid one. The error names the tensor, and index and value of the first invalid element.
     """
     text = run.text.decode("utf-8", "surrogateescape")
     index, depth = first_index, run.depth_before
@@ -62,7 +61,9 @@ def diagnose_run(
         if token.startswith("{"):
             needed = f"{datatype.name} needs {datatype.family.value}"
             return words.wrong_datatype(f"{label}: element {index} is an object, {needed}")
-        if error := _describe_token_error(token, datatype, words.null_is_nan):
+        element = ElementRun(token.encode("utf-8", "surrogateescape"), 1, 1, first=True)
+        if decode(element) is None:
+            error = _describe_token_error(token, datatype)
             make_error = words.malformed if error in _MALFORMED else words.wrong_datatype
             return make_error(f"{label}: element {index} ({_quote(token)}) {error}")
         if index > first_index and not between.strip("]" + _SPACE):
@@ -105,42 +106,21 @@ def split_run(run: ElementRun) -> Iterator[ElementRun]:
     yield ElementRun(text[start:], depth, run.depth_after, run.first and not start)
 
 
-def _describe_token_error(token: str, datatype: Datatype, null_is_nan: bool) -> str | None:
+def _describe_token_error(token: str, datatype: Datatype) -> str:
+    """Describe what is wrong with a token that is no element of a datatype."""
     try:
         value = _decode_json(token)
     except ValueError:
         return _NOT_JSON
-    if value is None and null_is_nan and datatype.family is Family.FLOAT:
-        return None
     if type(value) not in ELEMENT_TYPES[datatype.family]:
         return f"is not {datatype.family.value}, as {datatype.name} needs"
     if isinstance(value, str):
-        if _escape_invalid_utf8(token) != token:
-            return _NOT_UTF8
-        return None if replace_surrogates(value) == value else _HALF_SURROGATE
-    if _fits(value, token, datatype):
-        return None
+        return _NOT_UTF8 if _escape_invalid_utf8(token) != token else _HALF_SURROGATE
     return f"does not fit {datatype.name}"
 
 
-def _parse_integer(digits: str) -> int | float:
-    # Python refuses to parse integers of thousands of digits. They fit no datatype.
-    return int(digits) if len(digits) < 400 else 10**400
-
-
-_decode_json = json.JSONDecoder(parse_int=_parse_integer).decode
-
-
-def _fits(value: float, token: str, datatype: Datatype) -> bool:
-    if datatype.integers is not None:
-        return datatype.integers.least <= value <= datatype.integers.most
-    if datatype.floats is None or token in ("NaN", "Infinity", "-Infinity"):
-        return True
-    nearest, overflow = abs(float(token)), datatype.floats.overflow
-    if nearest == overflow and math.isfinite(nearest):
-        # Only the digits tell on which side of the limit the number is.
-        return Decimal(token.removeprefix("-")) < Decimal(overflow)
-    return nearest < overflow
+# Python refuses to parse integers of thousands of digits; of any, only the type matters.
+_decode_json = json.JSONDecoder(parse_int=lambda _: 0).decode
 
 
 def _escape_invalid_utf8(token: str) -> str:

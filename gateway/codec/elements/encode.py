@@ -30,10 +30,15 @@ class OffloadedText:
     def __init__(self, future: OffloadFuture, encode_here: Callable[[], TextChunk]) -> None:
         self.future = future
         self._encode_here = encode_here
+        self._has_failed = False
 
     def text(self) -> TextChunk:
-        """Return the text, once the future is done; raises GatewayError as ``feed`` does."""
-        text = self.future.take_result()
+        """Return the text once, when the future is done.
+
+        Raises GatewayError as ``feed`` does, each time.
+        """
+        text = None if self._has_failed else self.future.take_result()
+        self._has_failed = text is None
         return self._encode_here() if text is None else text
 
 

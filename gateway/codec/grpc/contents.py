@@ -79,21 +79,23 @@ TYPED_CONTENTS: Final = {name: field for field in _FIELDS for name in field.data
 class HeaderBudget:
     """Counts the bytes beside data: parsed, they take many times the memory, and time for each.
 
-    Unknown fields and empty ones count too, wherever they are.
+    Unknown fields and empty ones count too, wherever they are. ``tensor_cap`` limits the tensors,
+    and the requested outputs.
     """
 
-    def __init__(self, cap: int, words: ErrorVocabulary) -> None:
+    def __init__(self, cap: int, tensor_cap: int, words: ErrorVocabulary) -> None:
         self.used = 0
-        self._cap: Final = cap
-        self._words: Final = words
+        self.cap: Final = cap
+        self.tensor_cap: Final = tensor_cap
+        self.words: Final = words
 
     def spend(self, size: int) -> None:
         """Count bytes, before they are parsed; raises GatewayError (413, 502) above the cap."""
         self.used += size
-        if self.used > self._cap:
+        if self.used > self.cap:
             raise GatewayError(
-                self._words.too_large,
-                f"{self._words.name} has more than {self._cap} bytes beside the data of tensors "
+                self.words.too_large,
+                f"{self.words.name} has more than {self.cap} bytes beside the data of tensors "
                 "(limits.max_inference_header_bytes)",
             )
 

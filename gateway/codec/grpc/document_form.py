@@ -199,22 +199,18 @@ def members_of(message: Any) -> dict[str, Any]:
     for field in message.DESCRIPTOR.fields:
         if field.has_presence and not message.HasField(field.name):
             continue
-        form = json_form(field)
-        value = json_of_field(field, getattr(message, field.name), form)
+        form, value = json_form(field), getattr(message, field.name)
+        if is_map(field):
+            each = field.message_type.fields_by_name["value"]
+            value = {str(key): _value(each, value[key], form, str(key)) for key in sorted(value)}
+            value = [*value.values()] if form.is_list else value
+        elif field.is_repeated:
+            value = [_value(field, each, form) for each in value]
+        else:
+            value = _value(field, value, form)
         if value or not form.omits_default:
             members[form.member or field.name] = value
     return members
-
-
-def json_of_field(field: Any, value: Any, form: JsonForm) -> Any:
-    """Return the JSON of a field's value."""
-    if is_map(field):
-        each = field.message_type.fields_by_name["value"]
-        found = {str(key): _value(each, value[key], form, str(key)) for key in sorted(value)}
-        return [*found.values()] if form.is_list else found
-    if field.is_repeated:
-        return [_value(field, each, form) for each in value]
-    return _value(field, value, form)
 
 
 def _value(field: Any, value: Any, form: JsonForm, key: str = "") -> Any:

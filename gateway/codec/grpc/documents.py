@@ -7,7 +7,7 @@ schema: none contains itself. Unknown fields are skipped. protobuf is imported w
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from gateway.protocol.datatypes import DATATYPES
 from gateway.protocol.error_vocabulary import REQUEST, RESPONSE
@@ -40,17 +40,13 @@ _REPOSITORY_NAME: Final = "repository_name"
 _MODEL_NAME: Final = "model_name"
 
 
-class RequestDocument(NamedTuple):
-    """A request as it is over HTTP: the names in its path, which may be empty, and its JSON."""
+def read_request(
+    rpc: str, data: Buffer, max_bytes: int = MAX_SERVER_DOCUMENT
+) -> tuple[dict[str, str], dict[str, Any]]:
+    """Read a request of a gRPC client as it is over HTTP.
 
-    path: dict[str, str]
-    body: dict[str, Any]
-
-
-def read_request(rpc: str, data: Buffer, max_bytes: int = MAX_SERVER_DOCUMENT) -> RequestDocument:
-    """Read a request of a gRPC client.
-
-    Raises GatewayError: 400 that names message and field, 413 above a limit.
+    Returns the names in its path, which may be empty, and its JSON. Raises GatewayError: 400 that
+    names message and field, 413 above a limit.
     """
     from gateway.codec.grpc.document_form import members_of, read_message
 
@@ -63,7 +59,7 @@ def read_request(rpc: str, data: Buffer, max_bytes: int = MAX_SERVER_DOCUMENT) -
         path = {_REPOSITORY_NAME: "", _MODEL_NAME: path[_REPOSITORY_NAME]}
     if rpc.startswith("RepositoryModel"):
         _check_files(name, message)
-    return RequestDocument(path, members.get(BODIES.get(name, ""), members))
+    return path, members.get(BODIES.get(name, ""), members)
 
 
 def write_request(

@@ -5,8 +5,8 @@ Messages are fully buffered, with raw or typed contents.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Final, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple, TypeVar
 
 from gateway.codec.grpc.contents import TYPED_CONTENTS, Chunks
 from gateway.codec.grpc.infer_message import MessageKind, MessageParts
@@ -24,6 +24,25 @@ from gateway.protocol.messages import (
 from gateway.protocol.request_features import read_features
 from gateway.protocol.response_header import MAX_OUTPUTS
 from gateway.protocol.tensors import MAX_TENSORS
+
+_Tensor = TypeVar("_Tensor")
+
+
+def _make_tensors(
+    make: Callable[..., _Tensor], parts: MessageParts, sizes: Sequence[int | None]
+) -> tuple[_Tensor, ...]:
+    return tuple(
+        make(
+            tensor.name,
+            tensor.datatype,
+            tensor.shape,
+            size,
+            parameters=tensor.parameters,
+            unknown_fields=tensor.unknown_fields,
+        )
+        for tensor, size in zip(parts.tensors, sizes, strict=True)
+    )
+
 
 # --------------------------------------------------------------------------------- requests
 
@@ -55,18 +74,7 @@ def _make_request_head(
     parts: MessageParts, sizes: Sequence[int | None]
 ) -> tuple[str, str, InferRequestHead]:
     """Return the model, its version, and the head of the request."""
-    inputs = tuple(
-        InputTensor(
-            tensor.name,
-            tensor.datatype,
-            tensor.shape,
-            size,
-            parameters=tensor.parameters,
-            unknown_fields=tensor.unknown_fields,
-        )
-        for tensor, size in zip(parts.tensors, sizes, strict=True)
-    )
-    outputs = tuple(parts.requested)
+    inputs, outputs = _make_tensors(InputTensor, parts, sizes), tuple(parts.requested)
     parts.parameters.pop("binary_data_output", None)  # describes the form over HTTP
     head = InferRequestHead(
         inputs,
@@ -129,17 +137,7 @@ def read_infer_response(data: Buffer, header_cap: int) -> ReadResponse:
 
 
 def _make_response_head(parts: MessageParts, sizes: Sequence[int | None]) -> InferResponseHead:
-    outputs = tuple(
-        OutputTensor(
-            tensor.name,
-            tensor.datatype,
-            tensor.shape,
-            size,
-            tensor.parameters,
-            unknown_fields=tensor.unknown_fields,
-        )
-        for tensor, size in zip(parts.tensors, sizes, strict=True)
-    )
+    outputs = _make_tensors(OutputTensor, parts, sizes)
     return InferResponseHead(
         outputs,
         parts.model or None,

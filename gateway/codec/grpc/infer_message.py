@@ -79,13 +79,14 @@ class MessageKind(Generic[Head]):
         and the requested outputs. Raises GatewayError: 400 or 502 that names the tensor, or the
         byte that is no protobuf; 413.
         """
+        budget = HeaderBudget(header_cap, tensor_cap, self.words)
         try:
-            message_id, raw, rest = _split(data, self.raw_tag, header_cap, tensor_cap, self.words)
+            message_id, raw, rest = _split(data, self.raw_tag, budget)
             if raw:
-                head = self._read_raw(data, rest, tuple(map(len, raw)), header_cap, tensor_cap)
+                head = self._read_raw(data, rest, tuple(map(len, raw)), budget)
                 return head, message_id, [[view] for view in raw], True
-            parts = MessageParts(data, rest, header_cap, tensor_cap, self.words)
-            found = _read_typed(parts.tensors, data, parts.budget, self.words)
+            parts = MessageParts(data, rest, budget)
+            found = _read_typed(parts.tensors, data, budget)
         except WireError as error:
             raise self.words.invalid_protobuf(error) from None
         head = self.make_head(
@@ -95,36 +96,26 @@ class MessageKind(Generic[Head]):
         return head, message_id, tensors, not any(each.contents for each in parts.tensors)
 
     def _read_raw(
-        self,
-        data: Buffer,
-        ranges: Sequence[int],
-        sizes: tuple[int, ...],
-        header_cap: int,
-        tensor_cap: int,
+        self, data: Buffer, ranges: Sequence[int], sizes: tuple[int, ...], budget: HeaderBudget
     ) -> Head:
         """Read a head, or take it from the cache: its parts are ``ranges`` of the data."""
-        if sum(ranges[1::2]) - sum(ranges[::2]) > min(header_cap, MAX_CACHED_DOCUMENT):
-            return self._parse(data, ranges, sizes, header_cap, tensor_cap)
+        if sum(ranges[1::2]) - sum(ranges[::2]) > min(budget.cap, MAX_CACHED_DOCUMENT):
+            return self._parse(data, ranges, sizes, budget)
         rest = b"".join(data[start:end] for start, end in _pairs(ranges))
-        key = rest, sizes, tensor_cap
+        key = rest, sizes, budget.tensor_cap
         head = self._heads.get(key)
         if head is not None:
             return head
         try:
-            head = self._parse(rest, (0, len(rest)), sizes, header_cap, tensor_cap)
+            head = self._parse(rest, (0, len(rest)), sizes, budget)
         except WireError:  # its offset is that in the copy
-            return self._parse(data, ranges, sizes, header_cap, tensor_cap)
+            return self._parse(data, ranges, sizes, budget)
         return self._heads.put(key, head)
 
     def _parse(
-        self,
-        data: Buffer,
-        ranges: Sequence[int],
-        sizes: Sequence[int],
-        header_cap: int,
-        tensor_cap: int,
+        self, data: Buffer, ranges: Sequence[int], sizes: Sequence[int], budget: HeaderBudget
     ) -> Head:
-        parts = MessageParts(data, ranges, header_cap, tensor_cap, self.words)
+        parts = MessageParts(data, ranges, budget)
         return self.make_head(parts, _check_raw(parts.tensors, sizes, self.words))
 
     def write(
@@ -166,20 +157,18 @@ class MessageKind(Generic[Head]):
 
 
 def _split(
-    data: Buffer, raw_tag: int, header_cap: int, tensor_cap: int, words: ErrorVocabulary
+    data: Buffer, raw_tag: int, budget: HeaderBudget
 ) -> tuple[str | None, list[memoryview], array[int]]:
     """Cut a message into its id, its raw contents and the rest, which most calls have in common.
 
     The rest is the start and end of each part of it in the buffer. Raises WireError, and
-    GatewayError for more than ``tensor_cap`` tensors or raw contents, or if all but data takes more
-    than ``header_cap`` bytes.
+    GatewayError for too many tensors or raw contents, or if all but data is more than the budget.
     """
     message_id: str | None = None
     raw: list[memoryview] = []
     # Plain numbers: a field of two bytes must not cost an object.
     rest = array("q")
     rest_from = tensors = 0
-    budget = HeaderBudget(header_cap, words)
     reader = WireReader(data)
     while tag := reader.next_tag():
         if tag != raw_tag and tag != fields.ID:
@@ -188,14 +177,14 @@ def _split(
                 budget.spend(reader.position - reader.field_start)
                 continue
             tensors += 1
-            if tensors > tensor_cap:
-                raise words.too_many_tensors(tensor_cap)
+            if tensors > budget.tensor_cap:
+                raise budget.words.too_many_tensors(budget.tensor_cap)
             continue
         if reader.field_start > rest_from:
             rest.extend((rest_from, reader.field_start))
         if tag == raw_tag:
-            if len(raw) >= tensor_cap:
-                raise words.too_many_tensors(tensor_cap)
+            if len(raw) >= budget.tensor_cap:
+                raise budget.words.too_many_tensors(budget.tensor_cap)
             raw.append(reader.read_view())
         else:
             budget.spend(reader.size_ahead(tag))
@@ -217,32 +206,24 @@ class MessageParts:
     ``ranges`` are the start and end of each part in the buffer. Raises WireError and GatewayError.
     """
 
-    def __init__(
-        self,
-        data: Buffer,
-        ranges: Sequence[int],
-        header_cap: int,
-        tensor_cap: int,
-        words: ErrorVocabulary,
-    ) -> None:
+    def __init__(self, data: Buffer, ranges: Sequence[int], budget: HeaderBudget) -> None:
         self.tensors: Final[list[ParsedTensor]] = []
         self.requested: Final[list[RequestedOutput]] = []
         self.model = ""
         self.version = ""
         self.parameters: Final[Fields] = {}
         self.unknown: Final = bytearray()
-        self.budget: Final = HeaderBudget(header_cap, words)
-        self._tensor_cap: Final = tensor_cap
-        self._words: Final = words
+        self.budget: Final = budget
+        budget.used = 0  # the split has counted the same bytes
         for start, end in _pairs(ranges):
             reader = WireReader(data, start, end)
             while tag := reader.next_tag():
                 if tag == fields.TENSORS:
                     tensor = reader.enter()
-                    self.budget.spend(tensor.position - reader.field_start)
-                    self.tensors.append(_read_tensor(tensor, len(self.tensors), self.budget, words))
+                    budget.spend(tensor.position - reader.field_start)
+                    self.tensors.append(_read_tensor(tensor, len(self.tensors), budget))
                 else:
-                    self.budget.spend(reader.size_ahead(tag))
+                    budget.spend(reader.size_ahead(tag))
                     self._read_field(reader, tag)
 
     def _read_field(self, reader: WireReader, tag: int) -> None:
@@ -254,10 +235,10 @@ class MessageParts:
         elif tag == fields.PARAMETERS:
             _read_parameter(reader, self.parameters)
         elif tag == fields.REQUESTED_OUTPUTS:  # of a request: a response has raw contents there
-            if len(self.requested) >= self._tensor_cap:
-                raise self._words.malformed(
-                    f"the request asks for more than {self._tensor_cap} outputs"
-                    f"{self._words.tensor_limit}"
+            cap, words = self.budget.tensor_cap, self.budget.words
+            if len(self.requested) >= cap:
+                raise words.malformed(
+                    f"the request asks for more than {cap} outputs{words.tensor_limit}"
                 )
             self.requested.append(read_requested_output(reader.enter()))
         else:
@@ -298,9 +279,7 @@ class ParsedTensor:
         return SHARED_MEMORY in self.parameters
 
 
-def _read_tensor(
-    reader: WireReader, index: int, budget: HeaderBudget, words: ErrorVocabulary
-) -> ParsedTensor:
+def _read_tensor(reader: WireReader, index: int, budget: HeaderBudget) -> ParsedTensor:
     """Read an input or an output, number ``index`` of its message, without its data.
 
     Raises WireError, and GatewayError (400, 502) that names the tensor for an unknown datatype or
@@ -333,6 +312,7 @@ def _read_tensor(
             unknown += reader.skip_raw(tag)
         if not size:
             budget.spend(reader.position - reader.field_start)
+    words = budget.words
     label = words.label(name) if name else f"{words.tensors}[{index}]"
     label += words.part_suffix
     parameters.pop("binary_data_size", None)  # describes the binary form over HTTP
@@ -399,7 +379,7 @@ def _check_raw_size(tensor: ParsedTensor, size: int, words: ErrorVocabulary) -> 
 
 
 def _read_typed(
-    tensors: Sequence[ParsedTensor], data: Buffer, budget: HeaderBudget, words: ErrorVocabulary
+    tensors: Sequence[ParsedTensor], data: Buffer, budget: HeaderBudget
 ) -> list[Chunks | None]:
     """Return each tensor's data as raw bytes from its typed contents.
 
@@ -408,11 +388,11 @@ def _read_typed(
     found: list[Chunks | None] = []
     for tensor in tensors:
         if not tensor.in_shared_memory:
-            label = TensorLabel(tensor.label, tensor.datatype, tensor.shape, words)
+            label = TensorLabel(tensor.label, tensor.datatype, tensor.shape, budget.words)
             found.append(read_contents(label, data, tensor.contents, budget))
             continue
         if tensor.contents:
-            raise words.malformed(
+            raise budget.words.malformed(
                 f"{tensor.label} has contents and {SHARED_MEMORY}; send one of them"
             )
         found.append(None)

@@ -12,13 +12,12 @@ from dataclasses import dataclass
 from sys import getsizeof
 from typing import Any
 
-import numpy as np
 import orjson
 
 from gateway.codec.json.array_scanner import WINDOW, ArrayScanner, ElementRun, StringPart
 from gateway.codec.json.body_checks import check_header_end
 from gateway.codec.json.parse_cost import check_value_count
-from gateway.codec.structure_scan import mask_strings
+from gateway.codec.structure_scan import outside_strings
 from gateway.errors import GatewayError, bad_request
 from gateway.protocol.error_vocabulary import REQUEST, ErrorVocabulary
 from gateway.protocol.json_errors import (
@@ -362,6 +361,7 @@ class DataExtractor:
 
 
 _OPENING_BRACKETS, _CLOSING_BRACKETS = b"[{", b"]}"
+_ALL_BUT_BRACKETS = bytes(set(range(256)) - set(b"[{]}"))
 
 
 def _misplaced_array_error(
@@ -388,11 +388,8 @@ def _misplaced_array_error(
 
 def _missing_brackets(text: bytes) -> bytes:
     """Return the brackets that a text lacks; it ends outside of any string."""
-    codes, inside = mask_strings(text)
     is_open: list[int] = []
-    for code in codes[
-        (inside == 0) & np.isin(codes, list(_OPENING_BRACKETS + _CLOSING_BRACKETS))
-    ].tolist():
+    for code in outside_strings(text).translate(None, _ALL_BUT_BRACKETS):
         if code in _OPENING_BRACKETS:
             is_open.append(code)
         elif is_open:

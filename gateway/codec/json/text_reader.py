@@ -27,11 +27,6 @@ _FIRST_WINDOW = 2 * 1024
 """Bytes first searched for the end of a value: most are short."""
 
 
-def _skip_space_at(text: bytes, start: int) -> int:
-    space = _SPACE.match(text, start)
-    return space.end() if space else start
-
-
 class PauseReason(Enum):
     """Why a reader pauses."""
 
@@ -81,8 +76,8 @@ class JsonTextReader:
     def feed(self, text: bytes | memoryview, last: bool) -> None:
         """Append the next text; ``last`` marks the end."""
         self._received += len(text)
-        self._buffer = self._buffer[self._position :] + text
-        self._position = 0
+        self.compact()
+        self._buffer += text
         self.ended = last
 
     def peek(self, size: int = WINDOW) -> bytes:
@@ -157,7 +152,9 @@ class JsonTextReader:
 
     def skip_space(self) -> bool:
         """Take space; return whether anything else is available."""
-        self._position = _skip_space_at(self._buffer, self._position)
+        space = _SPACE.match(self._buffer, self._position)
+        assert space is not None
+        self._position = space.end()
         return self._position < len(self._buffer)
 
     def take_until(self, mark: bytes) -> Steps[tuple[bytes, bool]]:

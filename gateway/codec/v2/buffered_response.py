@@ -174,8 +174,6 @@ def _encode(body: bytes, header_size: int | None, plan: ResponsePlan) -> Convert
     """Convert each output to the requested encoding."""
     encoder = ResponseEncoder(header_size, plan.encoding, *plan.policies_and_caps)
     encoder.feed(body, last=True)
-    while encoder.step():
-        pass
     header, tensors = encoder.finish()
     elements = encoder.element_count
     if not any(tensors):

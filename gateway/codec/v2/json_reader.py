@@ -273,7 +273,7 @@ class JsonMessageReader(ABC):
                     self._feed(tensor, run)
                     continue
                 result = len(data) // (tensor.datatype.size or 1), data
-            tensor.append(*result)
+            tensor.append(result[0], result[1])
             self.buffered_data_bytes += len(result[1]) - len(run)
             self._converted_count += 1
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from sys import getsizeof
 from typing import Any, Final
 
@@ -62,22 +63,30 @@ class TensorSplitter:
         self._buffered = dict(buffered or {})
         self._current = 0
         self._missing = 0
+        """Bytes of a tensor that has begun."""
 
     def feed(self, data: bytes | memoryview) -> Iterator[TensorPiece]:
         """Yield the pieces of the next data, which may be empty."""
         data = memoryview(data)  # slices of bytes would be copies
-        yield from self._advance()
-        while data:
-            if self._current == len(self._tensors):
-                raise self._words.malformed(
-                    f"{self._words.name} holds more bytes than its header says"
-                )
-            piece, data = data[: self._missing], data[self._missing :]
-            self._missing -= len(piece)
-            yield TensorPiece(self._current, piece, not self._missing)
-            if not self._missing:
-                self._current += 1
-                yield from self._advance()
+        while self._current < len(self._tensors):
+            chunks = self._buffered.pop(self._current, None)
+            size = self._tensors[self._current].binary_size
+            if size and chunks is None:
+                missing = self._missing or size
+                piece, data = data[:missing], data[missing:]
+                self._missing = missing - len(piece)
+                if piece:
+                    yield TensorPiece(self._current, piece, not self._missing)
+                if self._missing:
+                    return
+            elif chunks or size == 0:
+                *first, last = chunks or [b""]
+                for chunk in first:
+                    yield TensorPiece(self._current, chunk, last=False)
+                yield TensorPiece(self._current, last, last=True)
+            self._current += 1
+        if data:
+            raise self._words.malformed(f"{self._words.name} holds more bytes than its header says")
 
     def finish(self) -> None:
         """Check that the data are complete."""
@@ -85,21 +94,6 @@ class TensorSplitter:
             raise self._words.malformed(
                 f"{self._words.name} ends before all that its header says has come"
             )
-
-    def _advance(self) -> Iterator[TensorPiece]:
-        """Advance to the next tensor whose data are to come."""
-        while not self._missing and self._current < len(self._tensors):
-            chunks = self._buffered.pop(self._current, None)
-            self._missing = self._tensors[self._current].binary_size or 0
-            if chunks is None and self._missing:
-                return
-            if chunks or self._tensors[self._current].binary_size == 0:
-                *first, last = chunks or [b""]
-                for chunk in first:
-                    yield TensorPiece(self._current, chunk, last=False)
-                yield TensorPiece(self._current, last, last=True)
-            self._missing = 0
-            self._current += 1
 
 
 class DataEncoder:
@@ -188,9 +182,10 @@ class JsonRequestWriter:
     """
 
     def __init__(self, request: InferRequest, policies: JsonPolicies) -> None:
-        self._policies = policies
-        inputs, fields = request.head.inputs, self._fields(request)
-        self._writer = JsonMessageWriter(fields, inputs, self._policies_of, REQUEST, {})
+        inputs = request.head.inputs
+        policies_of = partial(_policies_of, policies)  # a bound method would be a reference cycle
+        fields = _request_fields(request, policies)
+        self._writer = JsonMessageWriter(fields, inputs, policies_of, REQUEST, {})
         self._splitter = TensorSplitter(inputs, REQUEST)
         self._start = [*self._writer.start()]
 
@@ -206,29 +201,32 @@ class JsonRequestWriter:
         self._splitter.finish()
         return text
 
-    def _fields(self, request: InferRequest) -> Fields:
-        head = request.head
-        fields: Fields = {} if request.id is None else {"id": request.id}
-        fields["inputs"] = list(map(self._input_fields, head.inputs))
-        if head.outputs:
-            as_base64 = head.output_encoding.as_base64
-            fields["outputs"] = [_output_fields(each, as_base64) for each in head.outputs]
-        if head.parameters:
-            fields["parameters"] = head.parameters
-        return {**fields, **head.extra}
 
-    def _input_fields(self, tensor: InputTensor) -> Fields:
-        fields = tensor_fields(tensor, tensor.parameters)
-        is_text = tensor.datatype.family is Family.TEXT and tensor.binary_size is not None
-        if is_text and self._policies_of(tensor).bytes_encoding is BytesEncoding.BASE64:
-            mark_base64(fields)
-        return fields
+def _request_fields(request: InferRequest, policies: JsonPolicies) -> Fields:
+    head = request.head
+    fields: Fields = {} if request.id is None else {"id": request.id}
+    fields["inputs"] = [_input_fields(each, policies) for each in head.inputs]
+    if head.outputs:
+        as_base64 = head.output_encoding.as_base64
+        fields["outputs"] = [_output_fields(each, as_base64) for each in head.outputs]
+    if head.parameters:
+        fields["parameters"] = head.parameters
+    return {**fields, **head.extra}
 
-    def _policies_of(self, tensor: InputTensor) -> JsonPolicies:
-        if tensor.base64 is None and "content_type" not in tensor.parameters:
-            return self._policies
-        encoding = BytesEncoding.BASE64 if tensor.base64 else BytesEncoding.UTF8
-        return replace(self._policies, bytes_encoding=encoding)
+
+def _input_fields(tensor: InputTensor, policies: JsonPolicies) -> Fields:
+    fields = tensor_fields(tensor, tensor.parameters)
+    is_text = tensor.datatype.family is Family.TEXT and tensor.binary_size is not None
+    if is_text and _policies_of(policies, tensor).bytes_encoding is BytesEncoding.BASE64:
+        mark_base64(fields)
+    return fields
+
+
+def _policies_of(policies: JsonPolicies, tensor: InputTensor) -> JsonPolicies:
+    if tensor.base64 is None and "content_type" not in tensor.parameters:
+        return policies
+    encoding = BytesEncoding.BASE64 if tensor.base64 else BytesEncoding.UTF8
+    return replace(policies, bytes_encoding=encoding)
 
 
 def _output_fields(output: RequestedOutput, as_base64: frozenset[str]) -> Fields:

@@ -209,8 +209,6 @@ def _read_small(
         return None
     reader = InferRequestReader(header_cap, depth_cap, tensor_cap=tensor_cap)
     reader.feed(text, last=True)
-    while reader.step():
-        pass
     return reader.finish()
 
 

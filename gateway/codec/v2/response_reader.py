@@ -80,13 +80,13 @@ class InferResponseReader:
             self._json = self._new_json()
         self._splitter = TensorSplitter((), RESPONSE)
         self._data: list[bytes | memoryview] = []
-        self._memory = 0
 
     @property
     def buffered_bytes(self) -> int:
         """Return the bytes of memory in use."""
         in_json = 0 if self._json is None else self._json.buffered_bytes
-        return in_json + len(self._header) + sum(map(len, self._data)) + self._memory
+        read = 0 if self.response is None else self.response.head.memory
+        return in_json + len(self._header) + sum(map(len, self._data)) + read
 
     @property
     def element_count(self) -> int:
@@ -153,7 +153,6 @@ class InferResponseReader:
     def _start(self, response: InferResponse, data: dict[int, Sequence[bytes]]) -> None:
         """Start to read the data."""
         self.response = response
-        self._memory = response.head.memory
         self._json = None
         self._splitter = TensorSplitter(response.head.outputs, RESPONSE, data)
 
@@ -279,15 +278,12 @@ class _JsonReader(JsonMessageReader):
     def _make_sink(self, label: str, fields: Fields) -> ElementSink | None:
         if "name" not in fields:
             return None
-        if not self._encoding.wants_binary(str(fields["name"])):
-            return self._make_text_sink(label, fields)
-        datatype = fields.get("datatype")
-        if isinstance(datatype, str) and datatype in DATATYPES:
-            return TensorDecoder(label, DATATYPES[datatype], RESPONSE)
-        return None
-
-    def _make_text_sink(self, label: str, fields: Fields) -> ElementSink | None:
-        if not self._policies.wants_base64(str(fields["name"])):
+        name, datatype = str(fields["name"]), fields.get("datatype")
+        if self._encoding.wants_binary(name):
+            if isinstance(datatype, str) and datatype in DATATYPES:
+                return TensorDecoder(label, DATATYPES[datatype], RESPONSE)
+            return None
+        if not self._policies.wants_base64(name):
             return _VerbatimText(label)
         # The content type may follow the data; it is known once all fields are.
         is_complete = isinstance(fields.get("data"), list)  # the placeholder: all fields are known

@@ -61,9 +61,9 @@ class Page:
             label = ""
 
     def _line(self, *parts: tuple[str, str]) -> None:
-        line = Text()
-        for text, style in parts:
-            line.append(text.encode(self._encoding, "replace").decode(self._encoding), style)
+        coding = self._encoding
+        known = [(text.encode(coding, "replace").decode(coding), style) for text, style in parts]
+        line = Text.assemble(*known)
         line.rstrip()
         self._console.print(line, soft_wrap=True)
 

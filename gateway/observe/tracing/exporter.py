@@ -94,9 +94,7 @@ class TraceExporter:
         with self._lock:
             is_closed = self._closing.is_set()
             if is_closed or self.queued_bytes + size > self._max_queued_bytes:
-                metrics = self._metrics
-                dropped = metrics.at_shutdown if is_closed else metrics.queue_full
-                dropped.add(float(_least_spans(trace)))
+                self._drop("shutdown" if is_closed else "queue_full", _least_spans(trace))
                 return
             self.queued_bytes += size
             self._queue.append((record, trace, started, size))
@@ -155,9 +153,8 @@ class TraceExporter:
                 except Exception:
                     # An error in the gateway itself must never be silent.
                     _log.exception("request %s: its spans failed", record.request_id or "-")
-                    self._metrics.failed.add(float(_least_spans(trace)))
-                if trace.dropped_attempts:
-                    self._metrics.too_many.add(float(trace.dropped_attempts))
+                    self._drop("export_failed", _least_spans(trace))
+                self._drop("too_many_attempts", trace.dropped_attempts)
                 time.sleep(0)  # lets the event loop have the interpreter's lock
             self._send(request, writer.count(request), sender)
         finally:
@@ -177,14 +174,14 @@ class TraceExporter:
                 is_retryable = isinstance(error, ExportError) and error.is_retryable
                 is_late = time.monotonic() + backoff >= until
                 if is_late or not is_retryable or self._closing.wait(backoff):
-                    self._metrics.failed.add(float(count))
+                    self._drop("export_failed", count)
                     self._log_failure(str(error), count)
                     return
                 backoff *= 2
             else:
                 self._metrics.exported.add(float(count - rejected))
                 if rejected:
-                    self._metrics.rejected.add(float(rejected))
+                    self._drop("rejected", rejected)
                     self._log_failure(f"it rejected {rejected} spans", rejected)
                 elif self._is_failing:
                     self._is_failing = False
@@ -197,13 +194,16 @@ class TraceExporter:
         prefix = f"{spans} spans were not exported to {self._endpoint}"
         self._failures.warn(prefix, shorten(reason, _QUOTED))
 
+    def _drop(self, reason: str, spans: int) -> None:
+        self._metrics.dropped[reason].add(float(spans))
+
     def _drop_queue(self) -> None:
         with suppress(IndexError):  # the thread may still take calls
             while True:
                 _, trace, _, size = self._queue.popleft()
                 with self._lock:
                     self.queued_bytes -= size
-                self._metrics.at_shutdown.add(float(_least_spans(trace)))
+                self._drop("shutdown", _least_spans(trace))
 
 
 def instance_name() -> str:

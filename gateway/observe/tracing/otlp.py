@@ -110,19 +110,16 @@ class HttpSender:
 
         Raises ExportError.
         """
-        data = request.SerializeToString()
-        was_open = self._connection.sock is not None
+        is_reused = self._connection.sock is not None
         try:
-            status, body = self._post(data, timeout)
+            status, body = self._post(request.SerializeToString(), timeout)
         except (OSError, HTTPException) as error:
             self._disconnect()
-            if not was_open or self._closed or isinstance(error, TimeoutError):
-                raise _connection_error(error) from None
-            try:  # the receiver may have closed the idle connection
-                status, body = self._post(data, timeout)
-            except (OSError, HTTPException) as again:
-                self._disconnect()
-                raise _connection_error(again) from None
+            is_late = isinstance(error, TimeoutError)
+            if is_reused and not self._closed and not is_late:
+                return self.send(request, timeout)  # it may have closed the idle connection
+            reason = "it did not respond in time" if is_late else str(error) or type(error).__name__
+            raise ExportError(reason, True) from None
         if not 200 <= status < 300:
             text = body[:_QUOTED].decode(errors="replace").strip()
             why = f"the receiver returned {status}" + (f": {text}" if text.isprintable() else "")
@@ -199,11 +196,6 @@ Sender = HttpSender | GrpcSender
 def make_sender(receiver: Receiver) -> Sender:
     """Return the sender of a receiver; raises OSError if its CA cannot be loaded."""
     return GrpcSender(receiver) if receiver.protocol == "grpc" else HttpSender(receiver)
-
-
-def _connection_error(error: Exception) -> ExportError:
-    text = "it did not respond in time" if isinstance(error, TimeoutError) else str(error)
-    return ExportError(text or type(error).__name__, True)
 
 
 def _rejected(body: bytes) -> int:

@@ -294,18 +294,17 @@ def _call_attributes(record: CallRecord) -> Attributes:
 
 def _own_attributes(record: CallRecord) -> Attributes:
     """Return the attributes that differ from call to call."""
-    attributes: Attributes = {
+    optional: Attributes = {
+        "client.address": record.client,
+        "tensorgate.request_id": record.request_id,
+        "tensorgate.retries": record.retries,
+    }
+    return {
         "tensorgate.attempts": record.attempts,
         "tensorgate.request_bytes": record.request_bytes,
         "tensorgate.response_bytes": record.response_bytes,
+        **{name: value for name, value in optional.items() if value},
     }
-    if record.client:
-        attributes["client.address"] = record.client
-    if record.request_id:
-        attributes["tensorgate.request_id"] = record.request_id
-    if record.retries:
-        attributes["tensorgate.retries"] = record.retries
-    return attributes
 
 
 def _describe_http(attributes: Attributes, method: str, target: str, operation: str) -> str:

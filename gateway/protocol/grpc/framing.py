@@ -44,7 +44,7 @@ class MessageReader:
     def __init__(self, cap: int, cap_name: str, words: ErrorVocabulary) -> None:
         self.messages = 0
         """Messages that have begun."""
-        self._cap: Final = cap
+        self.cap = cap
         self._cap_name: Final = cap_name
         self._words: Final = words
         self._prefix = b""
@@ -89,15 +89,19 @@ class MessageReader:
             raise self._error(
                 f"has the flag {flag} before a gRPC message; it is 0, or 1 for a compressed message"
             )
-        if size > self._cap:
-            raise GatewayError(
-                self._words.too_large,
-                f"{self._words.name} has a gRPC message of {size} bytes, which is larger than "
-                f"{self._cap} bytes ({self._cap_name})",
-            )
+        self.check_size(size)
         self.messages += 1
         self._size = self._remaining = size
         self._is_compressed = bool(flag)
+
+    def check_size(self, size: int) -> None:
+        """Raise GatewayError (413, 502) for the size of a message above the cap."""
+        if size > self.cap:
+            raise GatewayError(
+                self._words.too_large,
+                f"{self._words.name} has a gRPC message of {size} bytes, which is larger than "
+                f"{self.cap} bytes ({self._cap_name})",
+            )
 
     def _error(self, text: str) -> GatewayError:
         return self._words.malformed(f"{self._words.name} {text}")

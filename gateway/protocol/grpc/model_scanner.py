@@ -119,8 +119,8 @@ class ModelScanner:
         try:
             self._scan(piece)
         except WireError as error:
-            error = WireError(error.reason, self._offset + error.offset)
-            raise REQUEST.invalid_protobuf(error) from None
+            in_message = WireError(error.reason, self._offset + error.offset)
+            raise REQUEST.invalid_protobuf(in_message) from None
 
     def end(self) -> None:
         """Note the end of the message; raises GatewayError if it is within a field."""

@@ -95,7 +95,8 @@ class WireReader:
 
     def read_int64(self) -> int:
         """Return a signed 64-bit number."""
-        return to_int64(self.read_varint())
+        value = self.read_varint()
+        return value if value < _INT64_END else value - _UINT64_END
 
     def read_length(self) -> int:
         """Return the size of a value, whose bytes begin at ``position``; all are in the message."""
@@ -228,11 +229,6 @@ class WireReader:
             if position - start >= max_bytes:
                 raise WireError(f"a varint of more than {max_bytes} bytes", start)
         raise TruncatedError("a varint that is cut short", start)
-
-
-def to_int64(value: int) -> int:
-    """Return the signed number that 64 bits mean."""
-    return value if value < _INT64_END else value - _UINT64_END
 
 
 def varint(value: int) -> bytes:

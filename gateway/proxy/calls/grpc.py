@@ -10,7 +10,6 @@ import time
 from dataclasses import replace
 from typing import Final
 
-import orjson
 from multidict import CIMultiDict, CIMultiDictProxy
 
 from gateway.codec.grpc.documents import read_request, write_model_config, write_response
@@ -61,7 +60,6 @@ from gateway.proxy.destination import Destination, Limits, Upstream
 from gateway.proxy.errors import record_status, send_status
 from gateway.proxy.grpc.http_form import (
     Chunks,
-    CollectedResponse,
     HttpError,
     HttpFormRequest,
     HttpFormResponse,
@@ -328,7 +326,7 @@ class StreamInferHandler(CallHandler):
         record.trace = main.trace
         record.reserved = main.reserved
         convert, cap = infer_converter(limits, is_raw=read.is_raw), limits.max_buffered_body_bytes
-        response = CollectedResponse(call.response, record, convert, cap, reservation)
+        response = HttpFormResponse(call.response, convert, cap, reservation, record)
         part = replace(call, response=response, operation=operation)
         try:
             await InferHandler(scope, 0, 0).send(part, received_message(read))
@@ -429,8 +427,6 @@ def _converted_template(policy: ResponseHeaderPolicy | None) -> ResponseTemplate
     return template
 
 
-_NO_BODY = CIMultiDict[str]()
-_JSON = CIMultiDict((("Content-Type", "application/json"),))
 _READINESS = {"ServerLive": "live", "ServerReady": "ready", "ModelReady": "ready"}
 _IS_READY = {200: True, 400: False, 503: False}
 """What a status over HTTP says of readiness; any other is an error."""
@@ -486,13 +482,7 @@ class RpcHandler(CallHandler):
             operation = replace(operation, kind=OperationKind.MODEL_METADATA)
         as_http = http_request_of(name, path, body)
         check_target(as_http.method, as_http.target)
-        request = HttpFormRequest(
-            call.request,
-            as_http.method,
-            as_http.target,
-            _JSON if as_http.has_body else _NO_BODY,
-            orjson.dumps(body) if as_http.has_body else b"",
-        )
+        request = HttpFormRequest(call.request, as_http, body)
         cap = call.destination.limits.max_buffered_body_bytes
         response = HttpFormResponse(call.response, convert, cap, reservation)
         call = replace(call, request=request, response=response, operation=operation)

@@ -18,6 +18,7 @@ from gateway.errors import ErrorKind, GatewayError, bad_request, bad_response, r
 from gateway.observe.call_record import CallRecord
 from gateway.protocol.error_vocabulary import RESPONSE
 from gateway.protocol.grpc.headers import ACCEPT_ENCODING, ENCODING, TIMEOUT
+from gateway.protocol.grpc.rpcs import HttpRequest
 from gateway.protocol.grpc.status import status_of_error
 from gateway.protocol.messages import InferRequest
 from gateway.protocol.operations import Operation, infer_path, parse_operation_variants
@@ -39,17 +40,8 @@ Raises HttpError for an error of the server, GatewayError for what is invalid.
 """
 
 _OWN_HEADERS = frozenset(
-    (
-        "accept-encoding",
-        "content-encoding",
-        "content-length",
-        "content-type",
-        "te",
-        ACCEPT_ENCODING,
-        ENCODING,
-        TIMEOUT,
-    )
-)
+    ("accept-encoding", "content-encoding", "content-length", "content-type", "te")
+) | {ACCEPT_ENCODING, ENCODING, TIMEOUT}
 """What says how a gRPC call is sent; it would say something else of a request over HTTP."""
 
 
@@ -63,22 +55,16 @@ def http_headers(headers: CIMultiDictProxy[str]) -> CIMultiDict[str]:
 class HttpFormRequest(ClientRequest):
     """A gRPC call's request as it is over HTTP, with its body complete."""
 
-    def __init__(
-        self,
-        request: ClientRequest,
-        method: str,
-        target: str,
-        headers: CIMultiDict[str],
-        body: bytes,
-    ) -> None:
-        passed = http_headers(request.headers)
-        passed.update(headers)
-        self.method = method
-        self.target = target
-        self.headers = CIMultiDictProxy(passed)
+    def __init__(self, request: ClientRequest, as_http: HttpRequest, body: object) -> None:
+        headers = http_headers(request.headers)
+        if as_http.has_body:
+            headers["Content-Type"] = "application/json"
+        self.method = as_http.method
+        self.target = as_http.target
+        self.headers = CIMultiDictProxy(headers)
         self.added_headers = request.added_headers
-        self.content_length = len(body)
-        self._body = body
+        self._body = orjson.dumps(body) if as_http.has_body else b""
+        self.content_length = len(self._body)
 
     async def read(self) -> bytes | memoryview:
         """Return the body, then nothing."""
@@ -90,7 +76,8 @@ class HttpFormResponse(ClientResponse):
     """Takes a response over HTTP, and sends it as a gRPC client gets it.
 
     ``convert`` makes the message of a response with its status, headers and body; it may raise
-    GatewayError. A response may have ``cap`` bytes, which are reserved as they come.
+    GatewayError. A response may have ``cap`` bytes, which are reserved as they come. With a
+    ``record`` of its own, it is not sent: the caller takes its message or its error.
     """
 
     def __init__(
@@ -99,9 +86,12 @@ class HttpFormResponse(ClientResponse):
         convert: ConvertResponse,
         cap: int,
         reservation: Reservation,
+        record: CallRecord | None = None,
     ) -> None:
-        self.record = response.record
+        self.record = response.record if record is None else record
         self.is_grpc = True
+        self.message: Chunks = []
+        self.error: HttpError | None = None
         self._response = response
         self._convert = convert
         self._cap = cap
@@ -133,49 +123,28 @@ class HttpFormResponse(ClientResponse):
             )
 
     async def finish(self, trailers: HeaderLines = ()) -> None:
-        """Send the response as a message with a status, or as the status of an error."""
+        """Convert the response, and send it as a message with a status, or as that of an error."""
         response, body = self._response, bytes(self._body)
         self._body.clear()
         try:
-            message = await convert_message(
+            self.message = await convert_message(
                 len(body), self._convert, self._status, self._headers, body
             )
         except HttpError as error:
-            await send_status(response, error.code, error.text)
+            self.error = error.with_traceback(None)  # it has a frame with this response
+        if self.record is not response.record:
+            return
+        if self.error is not None:
+            await send_status(response, self.error.code, self.error.text)
             return
         self.started = True
         await start_response(response)
-        await write_message(response, message)
+        await write_message(response, self.message)
         await finish(response)
 
     def abort(self) -> None:
         """Drop the response."""
         self._response.abort()
-
-
-class CollectedResponse(HttpFormResponse):
-    """Keeps the message of a response, or the error instead of it; ``record`` is its own."""
-
-    def __init__(
-        self,
-        response: ClientResponse,
-        record: CallRecord,
-        convert: ConvertResponse,
-        cap: int,
-        reservation: Reservation,
-    ) -> None:
-        super().__init__(response, convert, cap, reservation)
-        self.record = record
-        self.message: Chunks = []
-        self.error: HttpError | None = None
-
-    async def finish(self, trailers: HeaderLines = ()) -> None:
-        """Convert the response."""
-        try:
-            self.message = self._convert(self._status, self._headers, bytes(self._body))
-        except HttpError as error:
-            self.error = error
-        self._body.clear()
 
 
 class HttpError(Exception):

@@ -61,20 +61,13 @@ class IdleStreamCheck(WrappedResponse):
                 self._reader = None  # no messages, so it is not known what is in flight
         await super().write(data)
 
-    @property
-    def _is_idle(self) -> bool:
-        request = self._request
-        return (
-            self._reader is not None
-            and not request.has_ended
-            and self._responses >= request.messages
-        )
-
     def _check(self) -> None:
-        now = self._loop.time()
+        now, request = self._loop.time(), self._request
+        may_end = self._reader is not None and not request.has_ended
+        is_idle = may_end and self._responses >= request.reader.messages
         moved = self.record.request_bytes + self.record.response_bytes
         reason = self._readiness.end_of_streams
-        if not reason or moved != self._moved or not self._is_idle:
+        if not reason or moved != self._moved or not is_idle:
             self._moved, self._idle_since = moved, now
         elif now - self._idle_since >= IDLE_SECONDS and self.deadline is not None:
             self.deadline.end(

@@ -92,16 +92,14 @@ class GrpcRequest(ClientRequest):
         self._rewriter: ModelRewriter | None = None
         self._message_size = 0
         self._request = request
-        self._messages = MessageReader(limits.max_request_bytes, _CAP_NAME, REQUEST)
+        self.reader = MessageReader(limits.max_request_bytes, _CAP_NAME, REQUEST)
         self._unscanned: Iterator[MessagePiece] = iter(())
         """What came after the message that tells the route; it is scanned once that is known."""
         self._scanner = self._new_scanner()
         self._decompressor: MessageDecompressor | None = None
-        self._cap = limits.max_request_bytes
-        self._ahead_cap = limits.max_buffered_body_bytes
+        self._limits = limits
         self._ready: deque[bytes | memoryview] = deque()
         """What the next reads return."""
-        self._max_decompression_ratio = limits.max_decompression_ratio
         self._checked: NamedModel | None = None
         self._next_slice = next_slice
         self._work = 0
@@ -116,11 +114,11 @@ class GrpcRequest(ClientRequest):
         """
         size = 0
         while not self._knows_model():
-            if size > self._ahead_cap:
+            cap = self._limits.max_buffered_body_bytes
+            if size > cap:
                 raise GatewayError(
                     ErrorKind.TOO_LARGE,
-                    f"the request names no model in its first {self._ahead_cap} bytes "
-                    "(limits.max_buffered_body_bytes)",
+                    f"the request names no model in its first {cap} bytes ({_BUFFER_CAP_NAME})",
                 )
             piece = await self._receive(self._request.read_within(deadline))
             if not piece:
@@ -150,9 +148,9 @@ class GrpcRequest(ClientRequest):
         With a rewriter, all messages get the model of the route. Raises GatewayError: 413 if a
         message that was read ahead is larger, and what the check and the rewriter raise.
         """
-        self._cap = cap
+        self.reader.cap = cap
+        self.reader.check_size(self._message_size)
         self._check_model = check_model
-        self._check_size()
         self.marks_outputs = True  # all that was read ahead is marked
         await self._scan_rest()
         self.marks_outputs = False
@@ -189,11 +187,11 @@ class GrpcRequest(ClientRequest):
         """Receive and scan the next piece of the body."""
         piece = await receiving
         if piece:
-            self._unscanned = self._messages.feed(piece)
+            self._unscanned = self.reader.feed(piece)
             await self._scan_rest()
         else:
             self.has_ended = True
-            self._messages.end()
+            self.reader.end()
         return piece
 
     async def _scan_rest(self) -> None:
@@ -216,25 +214,12 @@ class GrpcRequest(ClientRequest):
         return [(self._rewriter.rewrite(model), outputs) for model, outputs in marked]
 
     @property
-    def messages(self) -> int:
-        """Return the number of messages that have begun."""
-        return self._messages.messages
-
-    @property
     def _name_field(self) -> int:
         """Return the field that has the name of the model in the message that was scanned last.
 
         All messages of a stream have it in the same one.
         """
         return self._scanner.name_field or self.rpc.name_fields[0]
-
-    def _check_size(self) -> None:
-        if self._message_size > self._cap:
-            raise GatewayError(
-                ErrorKind.TOO_LARGE,
-                f"the request has a gRPC message of {self._message_size} bytes, which is larger "
-                f"than {self._cap} bytes ({_CAP_NAME})",
-            )
 
     def _knows_model(self) -> bool:
         rpc = self.rpc
@@ -266,7 +251,7 @@ class GrpcRequest(ClientRequest):
                 self._marked.append((scanner.model, scanner.marked))
             if self.marks_outputs:
                 self._marked_error = self._marked_error or scanner.marked_error
-            if self._messages.messages > 1 and self._check_model and found != self._checked:
+            if self.reader.messages > 1 and self._check_model and found != self._checked:
                 self._check_model(found)
                 self._checked = found
 
@@ -288,17 +273,15 @@ class GrpcRequest(ClientRequest):
 
     def _begin_message(self, part: MessagePiece) -> None:
         self._message_size = part.size
-        self._check_size()
         rpc = self.rpc
-        if self._messages.messages > 1:
+        if self.reader.messages > 1:
             if not rpc.request_streams:
                 raise bad_request(f"{rpc.name} takes one message, and the request has more")
             self._scanner = self._new_scanner()
         self._decompressor = None
         if part.is_compressed and rpc.name_fields:
-            self._decompressor = MessageDecompressor(
-                self.headers, self._cap, _CAP_NAME, self._max_decompression_ratio
-            )
+            ratio, cap = self._limits.max_decompression_ratio, self.reader.cap
+            self._decompressor = MessageDecompressor(self.headers, cap, _CAP_NAME, ratio)
 
     def _new_scanner(self) -> ModelScanner:
         rpc = self.rpc

@@ -10,13 +10,11 @@ from typing import Final, NamedTuple
 
 from multidict import CIMultiDict
 
-from gateway.codec.generate.request import (
+from gateway.codec.generate import (
     MAX_GENERATE_REQUEST,
     GenerateBodyCheck,
     generate_too_large,
     read_generate_request,
-)
-from gateway.codec.generate.response import (
     write_event,
     write_generate_error,
     write_generate_response,

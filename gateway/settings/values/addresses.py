@@ -1,6 +1,7 @@
 """Parse addresses: where the gateway listens, and where its servers are."""
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv6Address
 
@@ -91,20 +92,16 @@ def address_of(url: str) -> Address:
     return parse_address(url.partition("://")[2] or url)
 
 
-def parse_http_endpoint(value: object) -> str:
-    """Return a URL as ``parse_endpoint``, of http or https. Raises ValueError."""
-    url = parse_endpoint(value)
-    if not url.startswith(("http://", "https://")):
-        raise ValueError(f"expected http:// or https://, got {describe(url)}")
-    return url
+def parse_endpoint_over(scheme: str) -> Callable[[object], str]:
+    """Return a function that does as ``parse_endpoint``, for one scheme, with TLS or without."""
 
+    def parse(value: object) -> str:
+        url = parse_endpoint(value)
+        if not url.startswith((f"{scheme}://", f"{scheme}s://")):
+            raise ValueError(f"expected {scheme}:// or {scheme}s://, got {describe(url)}")
+        return url
 
-def parse_grpc_endpoint(value: object) -> str:
-    """Return a URL as ``parse_endpoint``, of grpc or grpcs. Raises ValueError."""
-    url = parse_endpoint(value)
-    if not is_grpc(url):
-        raise ValueError(f"expected grpc:// or grpcs://, got {describe(url)}")
-    return url
+    return parse
 
 
 def parse_path(value: object) -> str:

@@ -63,11 +63,11 @@ class Check:
     def __get_pydantic_json_schema__(
         self, schema: object, handler: GetJsonSchemaHandler
     ) -> dict[str, Any]:
-        return handler(core_schema.union_schema([_schema_of(each) for each in self._written]))
-
-
-def _schema_of(written: type | str) -> CoreSchema:
-    return core_schema.literal_schema([written]) if isinstance(written, str) else _WRITTEN[written]
+        kinds: list[CoreSchema | tuple[CoreSchema, str]] = [
+            core_schema.literal_schema([each]) if isinstance(each, str) else _WRITTEN[each]
+            for each in self._written
+        ]
+        return handler(core_schema.union_schema(kinds))
 
 
 def size(least: str, most: str) -> Check:

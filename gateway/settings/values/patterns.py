@@ -1,7 +1,7 @@
 """Parse names and patterns of routes: models, versions, values of headers."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 from gateway.errors import shorten
 from gateway.settings.values.wording import describe
@@ -100,11 +100,8 @@ def _check_glob(text: str) -> None:
         brackets = _BRACKETS.match(text, start)
         if brackets is None:
             raise ValueError(f"the [ in {describe(text)} is not closed")
-        for first, last in _ranges(brackets["within"]):
+        for found in re.finditer(r"(.)-(.)", brackets["within"]):
+            first, last = found.groups()
             if first > last:
                 raise ValueError(f"the range {first}-{last} in {describe(text)} holds nothing")
         start = text.find("[", brackets.end())
-
-
-def _ranges(within: str) -> Iterator[tuple[str, str]]:
-    return ((found[1], found[2]) for found in re.finditer(r"(.)-(.)", within))

@@ -31,7 +31,6 @@ from gateway.sizes import MAX_MODEL_DOCUMENT, QUOTED_NAME
 from gateway.upstream.content_decoding import MAX_RATIO, decompress_message
 from gateway.upstream.transport import (
     Body,
-    CallCounter,
     ReservedConnection,
     UpstreamEndpoint,
     UpstreamRequest,
@@ -64,6 +63,7 @@ class GrpcEndpoint(UpstreamEndpoint):
         self.url = transport.url
         self.name = transport.name
         self.own_request_headers = transport.own_request_headers
+        self.drain_counters = transport.drain_counters
         self._transport = transport
         self._form = form
 
@@ -105,10 +105,6 @@ class GrpcEndpoint(UpstreamEndpoint):
         """Take a stream for a gRPC call; see UpstreamEndpoint."""
         return self._transport.try_reserve_stream()
 
-    def count_drained_in(self, counter: CallCounter) -> None:
-        """Count drained calls; see UpstreamEndpoint."""
-        self._transport.count_drained_in(counter)
-
     async def close(self) -> None:
         """Close the connections."""
         await self._transport.close()
@@ -125,6 +121,7 @@ class DualEndpoint(UpstreamEndpoint):
         self.url = http.url
         self.name = http.name
         self.own_request_headers = http.own_request_headers
+        self.drain_counters = grpc.drain_counters
         self._http = http
         self._grpc = grpc
         self._lacks_grpc = False
@@ -171,10 +168,6 @@ class DualEndpoint(UpstreamEndpoint):
     def try_reserve_stream(self) -> ReservedConnection | None:
         """Take a stream over gRPC; see UpstreamEndpoint."""
         return self._grpc.try_reserve_stream()
-
-    def count_drained_in(self, counter: CallCounter) -> None:
-        """Count drained calls; see UpstreamEndpoint."""
-        self._grpc.count_drained_in(counter)
 
     async def close(self) -> None:
         """Close the connections to both addresses."""

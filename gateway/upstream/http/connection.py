@@ -376,7 +376,8 @@ def _is_worth_waiting(head: ResponseHead, exchange: Exchange) -> bool:
     """Tell whether to wait for the rest of a body: servers often send it after the head."""
     if head.length is not None:
         return head.length <= _MAX_COMPLETE
-    return exchange.waits_for_chunks and head.chunked
+    receiver = exchange.receiver
+    return head.chunked and receiver is not None and receiver.waits_for_chunks
 
 
 def _may_be_complete(head: ResponseHead, exchange: Exchange) -> bool:
@@ -385,4 +386,6 @@ def _may_be_complete(head: ResponseHead, exchange: Exchange) -> bool:
         return head.chunked
     if head.length <= _MAX_COMPLETE:
         return True
-    return head.length <= _MAX_UNTOUCHED and exchange.passes_untouched(head)
+    receiver = exchange.receiver
+    is_small = head.length <= _MAX_UNTOUCHED
+    return is_small and receiver is not None and receiver.passes_untouched(head)

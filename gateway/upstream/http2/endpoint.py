@@ -30,7 +30,6 @@ from gateway.upstream.http2.connections import MAX_CONNECTIONS, DrainedStreams, 
 from gateway.upstream.transport import (
     HOP_BY_HOP,
     KEYED_RESPONSE_HEADERS,
-    CallCounter,
     RequestTemplate,
     ReservedConnection,
     ResponseReceiver,
@@ -71,6 +70,7 @@ class Http2Endpoint(ServerEndpoint):
         )
         self.connections = ServerConnections(self._connect, options.idle_timeout, max_connections)
         self._drained = drained
+        self.drain_counters = None if drained is None else drained.counters
 
     async def send(self, request: UpstreamRequest) -> UpstreamResponse:
         """Send a request; see UpstreamEndpoint."""
@@ -91,11 +91,6 @@ class Http2Endpoint(ServerEndpoint):
         """Take a stream of a connection that has one free; see UpstreamEndpoint."""
         session = self.connections.take()
         return None if session is None else Http2Exchange(self, session)
-
-    def count_drained_in(self, counter: CallCounter) -> None:
-        """Count drained calls; see UpstreamEndpoint."""
-        if self._drained is not None:
-            self._drained.counters.append(counter)
 
     def request_fields(self, request: UpstreamRequest) -> tuple[Header, ...]:
         """Return the header list of a request."""

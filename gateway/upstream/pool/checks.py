@@ -26,7 +26,7 @@ from gateway.upstream.transport import UpstreamEndpoint
 _INDEX = "/v2/repository/index"
 
 _LIST_TIMEOUT = 5.0
-"""Seconds for the whole list."""
+"""Seconds for a whole list."""
 
 # The server has no list, or not for everybody. Temporary errors such as 429 and 503 are not here.
 _NOT_SERVED = frozenset((400, 401, 403, 404, 405, 501))
@@ -67,12 +67,9 @@ class HealthChecker(Watch[Member]):
     async def _check(self, endpoint: UpstreamEndpoint) -> tuple[bool, str] | None:
         """Return success or failure and its reason; None if the gateway itself failed."""
         try:
-            async with asyncio.timeout(self.timeout):
-                response = await send_control_request(
-                    endpoint, "GET", self.path, MAX_PROBE_RESPONSE
-                )
-        except TimeoutError:
-            return False, f"no response to GET {self.path} within {self.timeout:g} s"
+            response = await send_control_request(
+                endpoint, self.path, MAX_PROBE_RESPONSE, self.timeout
+            )
         except GatewayError as error:
             strip_tracebacks(error)
             return None if error.kind is ErrorKind.EXHAUSTED else (False, error.message)
@@ -99,26 +96,18 @@ class ModelDiscovery(Watch[Member]):
 
     async def probe(self, member: Member) -> float:
         """Bring the list of an endpoint's models up to date."""
-        error = await _update_models(member)
+        url, error = member.endpoint.url, ""
+        try:
+            member.models = await fetch_ready_models(member.endpoint)
+            if member.models is ANY_MODEL:
+                lacks = "serves no repository index, nor a list as KServe's"
+                error = f"{url} {lacks}: any model may be there"
+        except GatewayError as failure:
+            error = f"{url} does not say which models it has: {failure.message}"
         if error and error != member.models_error:
             _log.warning("%s", error)
         member.models_error = error
         return self.interval
-
-
-async def _update_models(member: Member) -> str:
-    """Ask an endpoint for its models; return an error text, empty without an error."""
-    url = member.endpoint.url
-    try:
-        async with asyncio.timeout(_LIST_TIMEOUT):
-            member.models = await fetch_ready_models(member.endpoint)
-    except TimeoutError:
-        return f"{url} does not say which models it has: no response within {_LIST_TIMEOUT:g} s"
-    except GatewayError as error:
-        return f"{url} does not say which models it has: {error.message}"
-    if member.models is ANY_MODEL:
-        return f"{url} serves no repository index, nor a list as KServe's: any model may be there"
-    return ""
 
 
 async def may_have_model(endpoint: UpstreamEndpoint, model: str) -> bool:
@@ -127,35 +116,34 @@ async def may_have_model(endpoint: UpstreamEndpoint, model: str) -> bool:
     The lists of discovery are too old to decide which servers a change of the model is for.
     """
     try:
-        async with asyncio.timeout(_LIST_TIMEOUT):
-            return (await fetch_ready_models(endpoint)).includes(ModelName(model))
-    except (TimeoutError, GatewayError):
+        return (await fetch_ready_models(endpoint)).includes(ModelName(model))
+    except GatewayError:
         return True
 
 
 async def fetch_ready_models(endpoint: UpstreamEndpoint) -> ReadyModels:
     """Fetch a server's list of ready models; ``ANY_MODEL`` if it serves none.
 
-    KServe has no repository index, only a V1 list of all its models. Raises GatewayError (502, 503)
-    for no response or one that makes no sense.
+    KServe has no repository index, only a V1 list of all its models. Raises GatewayError (502, 503,
+    504) for no response or one that makes no sense.
     """
-    index = await _fetch_list(endpoint, "POST", _INDEX, b'{"ready":true}')
+    index = await _fetch_list(endpoint, _INDEX, b'{"ready":true}')
     if index is not None:
         models = _parse_list(index)
         if models is None:
             raise bad_response(f"{endpoint.url}{_INDEX} is no index of models", endpoint.name)
         return models
-    v1_list = await _fetch_list(endpoint, "GET", MODELS_PATH)
+    v1_list = await _fetch_list(endpoint, MODELS_PATH)
     # Servers of OpenAI's API serve another list at this path.
     models = None if v1_list is None else _parse_list(v1_list)
     return ANY_MODEL if models is None else models
 
 
 async def _fetch_list(
-    endpoint: UpstreamEndpoint, method: str, path: str, body: bytes | None = None
+    endpoint: UpstreamEndpoint, path: str, body: bytes | None = None
 ) -> bytes | None:
     """Fetch a list; None if it is not served. Raises GatewayError as ``fetch_ready_models``."""
-    response = await send_control_request(endpoint, method, path, MAX_MODEL_DOCUMENT, body)
+    response = await send_control_request(endpoint, path, MAX_MODEL_DOCUMENT, _LIST_TIMEOUT, body)
     if response.status in _NOT_SERVED:
         return None
     if response.status != 200:

@@ -71,10 +71,7 @@ class DialectDetector(Watch[Member], DialectState):
     inference_protocol: InferenceProtocol = field(default_factory=InferenceProtocol)
     dialect: Dialect | None = field(default=None, init=False)
     reason: str = field(default="dialect detection has not started", init=False)
-    _delays: dict[Member, float] = field(default_factory=dict)
-    """Seconds until an endpoint is asked again that did not respond."""
     _asking: set[Member] = field(default_factory=set)
-    _lost: set[Member] = field(default_factory=set)
     _progress: asyncio.Event = field(default_factory=asyncio.Event)
     _error: GatewayError = field(init=False)
 
@@ -100,9 +97,7 @@ class DialectDetector(Watch[Member], DialectState):
     def remove(self, member: Member) -> None:
         """Stop counting an endpoint."""
         super().remove(member)
-        self._delays.pop(member, None)
         self._asking.discard(member)
-        self._lost.discard(member)
         self.update()
         self._wake_waiters()
 
@@ -110,16 +105,16 @@ class DialectDetector(Watch[Member], DialectState):
         """Bring an endpoint's dialect up to date."""
         self._asking.add(member)
         try:
-            member.detected_dialect = await _detect_in_time(member.endpoint)
+            member.detected_dialect = await detect_dialect(member.endpoint, TIMEOUT)
         except GatewayError as error:
             self._record_error(member, error)
-            pause = self._delays.get(member, self.retry_delay)
-            self._delays[member] = min(2 * pause, self.interval)
+            pause = member.dialect_delay or self.retry_delay
+            member.dialect_delay = min(2 * pause, self.interval)
             return pause
         else:
             self._record_success(member)
             self.update()
-            self._delays.pop(member, None)
+            member.dialect_delay = 0.0
             return (_CERTAIN_FACTOR if member.detected_dialect.certain else 1) * self.interval
         finally:
             self._asking.discard(member)
@@ -174,15 +169,15 @@ class DialectDetector(Watch[Member], DialectState):
     def _log_loss(self, member: Member, dialect: Dialect, error: GatewayError) -> None:
         """Log once that the only endpoint is lost; health checks and ejections log other losses."""
         is_logged = len(self.wakes) > 1 or member.probed.healthy is not None
-        if member.detected_dialect is None or member in self._lost or is_logged:
+        if member.detected_dialect is None or member.is_dialect_lost or is_logged:
             return
-        self._lost.add(member)
+        member.is_dialect_lost = True
         kept = f"keeping dialect {dialect.name}"
         _log.warning("upstream %s: %s; %s", self.upstream, error.message, kept)
 
     def _record_success(self, member: Member) -> None:
-        if member in self._lost:
-            self._lost.discard(member)
+        if member.is_dialect_lost:
+            member.is_dialect_lost = False
             _log.info("upstream %s: %s is reachable again", self.upstream, member.endpoint.url)
 
     def _wake_waiters(self) -> None:
@@ -201,9 +196,13 @@ def _explain(known: list[tuple[str, DetectedDialect]]) -> tuple[str, bool]:
     return f"its endpoints differ, and all of them understand this one ({each})", True
 
 
-async def detect_dialect(endpoint: UpstreamEndpoint) -> DetectedDialect:
-    """Ask a server for its metadata and tell its dialect; raises GatewayError (502, 503)."""
-    response = await send_control_request(endpoint, "GET", _SERVER_METADATA, MAX_SERVER_DOCUMENT)
+async def detect_dialect(
+    endpoint: UpstreamEndpoint, max_seconds: float | None = None
+) -> DetectedDialect:
+    """Ask a server for its metadata and tell its dialect; raises GatewayError (502, 503, 504)."""
+    response = await send_control_request(
+        endpoint, _SERVER_METADATA, MAX_SERVER_DOCUMENT, max_seconds
+    )
     temporary = response.status >= 500 and response.status != 501
     if temporary or response.status in _TEMPORARY:
         returned = f"returned {response.status} to GET {_SERVER_METADATA}"
@@ -212,13 +211,3 @@ async def detect_dialect(endpoint: UpstreamEndpoint) -> DetectedDialect:
     if endpoint.speaks_grpc:
         detected = replace(detected, dialect=detected.dialect.over_grpc())
     return detected
-
-
-async def _detect_in_time(endpoint: UpstreamEndpoint) -> DetectedDialect:
-    """Detect a server's dialect; raises GatewayError (502, 503, or 504 after a timeout)."""
-    try:
-        async with asyncio.timeout(TIMEOUT):
-            return await detect_dialect(endpoint)
-    except TimeoutError:
-        message = f"{endpoint.url} did not respond to GET {_SERVER_METADATA} within {TIMEOUT:g} s"
-        raise GatewayError(ErrorKind.SERVER_TIMEOUT, message, server=endpoint.name) from None

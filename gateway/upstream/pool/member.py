@@ -86,6 +86,10 @@ class Member(EndpointRecord):
     """Why it does not say which; empty if it does."""
     detected_dialect: DetectedDialect | None = None
     """None until the server has said what it is, or if it is not asked."""
+    dialect_delay: float = 0.0
+    """Seconds until it is asked again, if it did not respond when it was asked last."""
+    is_dialect_lost: bool = False
+    """Whether the log has told that it does not respond any more."""
     logged: State = State.IN_USE
     """The state that the log has told last."""
     slow_until: float = 0.0
@@ -93,7 +97,8 @@ class Member(EndpointRecord):
 
     def __post_init__(self) -> None:
         """Count calls that the server works on, although their clients are gone."""
-        self.endpoint.count_drained_in(self)
+        if self.endpoint.drain_counters is not None:
+            self.endpoint.drain_counters.append(self)
 
     def count_call(self) -> None:
         """Count a call in flight; see CallCounter."""

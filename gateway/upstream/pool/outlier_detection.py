@@ -17,7 +17,6 @@ from gateway.sizes import MAX_PROBE_RESPONSE
 from gateway.upstream.control_client import send_control_request
 from gateway.upstream.pool.checks import PoolSupervisor
 from gateway.upstream.pool.member import Member, Outcome, log_level
-from gateway.upstream.transport import FIRST_ERROR_STATUS
 
 _THRESHOLD = 3
 """Connect failures in a row that make the upstream unreachable."""
@@ -141,7 +140,8 @@ class OutlierDetector:
             if after.ejections > before.ejections:
                 member.ejection_reason = ""
                 # Other workers may know of more failures before the trial than this one.
-                failed = "again" if before.ejections else _times_in_a_row(after.failures)
+                times = f"{after.failures} times in a row" if after.failures != 1 else "once"
+                failed = "again" if before.ejections else times
                 _log.log(
                     log_level(self.notify(url, after)),
                     "%s failed %s: ejected for %g s; last error: %s",
@@ -259,18 +259,8 @@ class OutlierDetector:
             result.calls.record_connect()
             self._mark_reachable(f"{result.endpoint.url} responds")
 
-    def classify_status(self, status: int) -> tuple[Outcome, str]:
-        """Return what a response's status says about the endpoint, and the error if it failed."""
-        if status < FIRST_ERROR_STATUS or status not in self.policy.failure_statuses:
-            return Outcome.SUCCEEDED, ""
-        return Outcome.FAILED, f"it returned {status}"
-
     def _others(self, member: Member) -> list[EjectionState]:
         return [each.ejection for each in self._members if each is not member]
-
-
-def _times_in_a_row(failures: int) -> str:
-    return f"{failures} times in a row" if failures != 1 else "once"
 
 
 async def _probe(member: Member) -> Member | GatewayError | None:
@@ -280,14 +270,11 @@ async def _probe(member: Member) -> Member | GatewayError | None:
     """
     for endpoint in member.endpoint.probe_targets:
         try:
-            async with asyncio.timeout(_PROBE_TIMEOUT):
-                await send_control_request(endpoint, "GET", _PROBE_PATH, MAX_PROBE_RESPONSE)
-        except TimeoutError:
-            return None
+            await send_control_request(endpoint, _PROBE_PATH, MAX_PROBE_RESPONSE, _PROBE_TIMEOUT)
         except GatewayError as error:
             strip_tracebacks(error)
             if error.kind is ErrorKind.EXHAUSTED:
                 return error
-            if error.kind is ErrorKind.UNREACHABLE:
+            if error.kind in (ErrorKind.UNREACHABLE, ErrorKind.SERVER_TIMEOUT):
                 return None
     return member

@@ -28,7 +28,7 @@ from gateway.upstream.pool.outlier_detection import (
     OutlierDetector,
     ignore,
 )
-from gateway.upstream.transport import HeaderLines, UpstreamEndpoint
+from gateway.upstream.transport import FIRST_ERROR_STATUS, HeaderLines, UpstreamEndpoint
 
 _LOGGED_STATES = (State.UNREACHABLE, State.FAILING, State.SLOW)
 """Others are logged where they begin."""
@@ -108,11 +108,14 @@ class Lease:
         The lease also counts any 5xx but 501 as a failed call. ``error`` is what the server says;
         see UpstreamResponse.
         """
+        if status < FIRST_ERROR_STATUS:
+            return Outcome.SUCCEEDED, ""
+        said = f"it returned {error or status}"
         if status >= _SERVER_ERROR and status != _NOT_IMPLEMENTED:
-            self._server_error = status
-            self._server_said = f"it returned {error or status}"
-        outcome, why = self._pool.outlier_detector.classify_status(status)
-        return outcome, f"it returned {error}" if why and error else why
+            self._server_error, self._server_said = status, said
+        if status in self._pool.outlier_detector.policy.failure_statuses:
+            return Outcome.FAILED, said
+        return Outcome.SUCCEEDED, ""
 
     def classify_retried(self, status: int, error: str = "") -> tuple[Outcome, str]:
         """Return a failure for a status that the call retries on another endpoint."""
@@ -164,7 +167,7 @@ class Pool:
         self.exposes_endpoints = exposes_endpoints
         self.leases_total = 0
         """Leases acquired so far."""
-        self._load_balancing = load_balancing or LEAST_REQUEST
+        self.load_balancing = load_balancing or LEAST_REQUEST
         self._clock = clock
         self._supervisor = supervisor or PoolSupervisor()
         if self._supervisor.health_checker is not None:
@@ -260,20 +263,15 @@ class Pool:
         allowed = usable or others
         outstanding = [member.outstanding for member in allowed]
         counter = self.leases_total
-        if self._load_balancing is LEAST_REQUEST:
+        if self.load_balancing is LEAST_REQUEST:
             return Lease(self, allowed[choose_least_request(outstanding, counter)])
         names = [member.endpoint.url for member in allowed]
-        chosen = choose_endpoint(self._load_balancing, names, outstanding, counter, hash_key)
+        chosen = choose_endpoint(self.load_balancing, names, outstanding, counter, hash_key)
         return Lease(self, allowed[chosen])
-
-    @property
-    def hash_header(self) -> str | None:
-        """Return the header by which the policy chooses endpoints, if it does."""
-        return self._load_balancing.hash_header
 
     def hash_key_of(self, headers: Mapping[str, str], added: HeaderLines = ()) -> str | None:
         """Return the value of the policy's hash header, from ``headers`` or else from ``added``."""
-        header = self._load_balancing.hash_header
+        header = self.load_balancing.hash_header
         if header is None:
             return None
         values = (value for name, value in added if name.lower() == header.lower())
@@ -455,6 +453,7 @@ class Pool:
                 member.calls = same.calls
                 member.recent, member.outlier = same.recent, same.outlier
                 member.current, member.since = same.current, same.since
+                member.recovered_at, member.slow_until = same.recovered_at, same.slow_until
                 member.logged, member.ejection_reason = same.logged, same.ejection_reason
                 # Without an old result, keep what a first check here may have found meanwhile.
                 if self._supervisor.health_checker is not None and same.probed.healthy is not None:

@@ -191,12 +191,3 @@ def test_savings_are_scaled_to_all_elements_that_were_converted() -> None:
     }
     savings.add("m", Measurement(3.0, 1.0, 0))  # it took longer
     assert savings.describe("m", 10.0)["saved_ms_estimate"] == -20.0
-
-
-def test_oldest_measurement_goes() -> None:
-    savings = Savings()
-    for number in range(1001):
-        savings.add(f"m{number}", Measurement(1.0, 2.0, 1))
-        savings.add("again", Measurement(1.0, 2.0, 1))
-    known = [savings.describe(name, 1.0)["measured"] for name in ("m0", "m1", "m2", "again")]
-    assert [each is not None for each in known] == [False, False, True, True]

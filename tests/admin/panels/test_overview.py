@@ -222,8 +222,7 @@ def test_calls_that_a_limit_refuses_are_one_problem(
 
 
 @pytest.mark.parametrize(
-    ("seconds_ago", "texts"),
-    [(5, []), (30, ["50% of the calls of the last seconds failed"])],
+    ("seconds_ago", "texts"), [(5, []), (30, ["50% of the calls of the last seconds failed"])]
 )
 def test_calls_that_failed_before_their_upstream_recovered_are_no_problem(
     seconds_ago: float, texts: list[str]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import re
+from contextlib import suppress
 from typing import Any
 from urllib.parse import unquote
 
@@ -304,3 +305,41 @@ def test_name_keeps_what_servers_do_not_decode() -> None:
     for form in ("json", "binary"):
         assert _write(form, NUMBERS, model="a:b+c").target == "/v2/models/a:b+c/infer"
     assert _write("v1", NUMBERS, model="a:b").target == "/v1/models/a:b:predict"
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-5, 2**64 - 1) | st.text(max_size=5) | st.just(1e300),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3)
+    ),
+    max_leaves=6,
+)
+TENSOR = st.fixed_dictionaries(
+    {"name": st.just("INPUT0") | JSON, "datatype": st.just("FP32") | JSON},
+    optional={
+        "shape": st.just([1]) | JSON,
+        "values": st.just([1]) | JSON,
+        "fill": st.just("ones") | JSON,
+        "bytes": st.just("AAAAAA==") | JSON,
+    },
+)
+DOCUMENTS = st.fixed_dictionaries(
+    {},
+    optional={
+        "model": st.just("identity_fp32") | JSON,
+        "form": st.sampled_from(list(FORMS)) | JSON,
+        "version": JSON,
+        "inputs": st.lists(TENSOR, max_size=2) | JSON,
+        "outputs": st.just(["OUTPUT0"]) | JSON,
+        "headers": st.dictionaries(st.sampled_from(["X-A", "Accept", "é"]), JSON) | JSON,
+    },
+)
+
+
+@given(DOCUMENTS | JSON)
+def test_any_document_is_a_call_or_an_error_of_the_operator(document: Any) -> None:
+    """The handler responds with 400 to both kinds of errors."""
+    with suppress(ValidationError, GatewayError):
+        wanted = Call.model_validate_json(json.dumps(document), strict=True)
+        request = make_request(wanted.inputs, wanted.outputs)
+        FORMS[wanted.form](request, wanted.model, wanted.version)

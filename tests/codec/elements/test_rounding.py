@@ -10,25 +10,23 @@ from hypothesis import strategies as st
 
 from gateway.codec.elements.decode import decode_plainly
 from gateway.codec.elements.rounding import MAX_EXACT_LENGTH
-from gateway.codec.v2.request import InferRequestReader, read_json_fast
+from gateway.codec.v2.request import read_json_fast
 from gateway.protocol.datatypes import DATATYPES
 from tests.codec import strategies
 from tests.codec.exact_rounding import beside_middles, middle_above, nearest, packed
 from tests.codec.reference_v1 import Declared
 from tests.codec.v1.predict_requests import convert as convert_v1
-from tests.codec.v2.conversions import Converted, convert_response
+from tests.codec.v2.conversions import Converted, convert_response, converted
 from tests.support.scale import scaled
 
 
 def of_request(texts: list[str], datatype: str) -> bytes:
     body = _body("inputs", texts, datatype)
-    codec = InferRequestReader(1 << 20, 64)
-    codec.feed(body)
-    codec.feed(b"", last=True)
-    tensors = b"".join(codec.finish().chunks)
+    (tensor,) = converted(body).tensors
+    assert isinstance(tensor, bytes)
     small = read_json_fast(body, 64)
-    assert small is None or b"".join(small.chunks) == tensors
-    return tensors
+    assert small is None or b"".join(small.chunks) == tensor
+    return tensor
 
 
 def of_json_response(texts: list[str], datatype: str) -> bytes:

@@ -21,13 +21,13 @@ from gateway.codec.grpc.documents import (
     write_request,
     write_response,
 )
-from gateway.errors import ErrorKind, GatewayError
+from gateway.errors import ErrorKind
 from gateway.protocol.datatypes import DATATYPES
 from gateway.protocol.grpc.descriptors import POOL
 from gateway.protocol.grpc.rpcs import PACKAGE, RPCS
 from gateway.protocol.grpc.wire import MAX_GROUP_DEPTH
 from tests.codec.grpc.infer_messages import rewritten
-from tests.support.checks.refused import refused
+from tests.support.checks.refused import refused, refused_with
 from tests.support.grpc import wire_bytes
 from tests.support.grpc.proto_file import message_class
 from tests.support.grpc.random_messages import fill
@@ -121,11 +121,9 @@ def test_broken_message_is_refused_if_the_runtime_refuses_it(drawn: tuple[str, A
     try:
         type(message).FromString(data)
     except DecodeError:
-        with pytest.raises(GatewayError) as refused:
-            read(rpc, message, data)
         kind = ErrorKind.BAD_REQUEST if is_request(message) else ErrorKind.BAD_RESPONSE
-        assert refused.value.kind is kind
-        assert message.DESCRIPTOR.name in refused.value.message
+        with refused_with(kind, message.DESCRIPTOR.name):
+            read(rpc, message, data)
     else:
         read(rpc, message, data)
 
@@ -185,7 +183,7 @@ def test_load_of_a_kserve_client_names_its_model_first() -> None:
     assert read_request("RepositoryModelLoad", data) == (path, {})
     named = message_class("RepositoryModelLoadRequest")(repository_name="r", model_name="m")
     found = read_request("RepositoryModelLoad", named.SerializeToString())
-    assert found.path == {"repository_name": "r", "model_name": "m"}
+    assert found == ({"repository_name": "r", "model_name": "m"}, {})
     index = message_class("RepositoryIndexRequest")(repository_name="r", ready=True)
     found = read_request("RepositoryIndex", index.SerializeToString())
     assert found == ({"repository_name": "r"}, {"ready": True})
@@ -247,16 +245,14 @@ def test_numbers_that_are_not_finite_are_strings() -> None:
     ("rpc", "data", "text"),
     [
         (
-            *("ModelMetadata", field(4, b"") + field(4, field(3, 1) + field(2, b"\xff"))),
+            "ModelMetadata",
+            field(4, b"") + field(4, field(3, 1) + field(2, b"\xff")),
             ".inputs.datatype: a string that is not UTF-8 at byte 8",
-        ),
-        (
-            *("ModelConfig", field(1, field(14, field(1, b"key") + field(2, field(1, b"\xff"))))),
-            ".config.parameters.value.string_value: a string that is not UTF-8 at byte 13",
         ),
         ("ModelConfig", field(1, field(5, field(4, b"\x80"))), ""),
         (
-            *("ServerMetadata", field(1, b"x") + b"\xfa\x01\x05"),
+            "ServerMetadata",
+            field(1, b"x") + b"\xfa\x01\x05",
             ": a value of 5 bytes is cut short: 0 are left at byte 5",
         ),
     ],
@@ -285,83 +281,63 @@ def config(**members: Any) -> dict[str, Any]:
     return {"name": "m", **members}
 
 
-def direct(value: Any) -> dict[str, Any]:
-    return config(sequence_batching={"direct": {"minimum_slot_utilization": value}})
-
-
 INT32 = "must be an integer from -2147483648 to 2147483647"
 INT64 = "must be an integer from -9223372036854775808 to 9223372036854775807"
 UINT64 = "must be an integer from 0 to 18446744073709551615"
 PRIORITY = "must be one of PRIORITY_DEFAULT, PRIORITY_MAX, PRIORITY_MIN"
-FLOAT = "must be a number of the type float"
 LOG = "must be a value for one of bool_param, uint32_param, string_param"
 TRACE = "must be a string, an array of strings or null"
-SLOTS = ".config.sequence_batching.direct.minimum_slot_utilization"
+PRIORITIES = config(optimization={"priority": "HIGH"})
+POLICIES = config(version_policy={"latest": {}, "all": {}})
 
 
 @pytest.mark.parametrize(
-    ("rpc", "document", "place", "what"),
+    ("place", "document", "what"),
     [
-        ("ServerMetadata", {"name": 5}, ".name", "must be a string, got 5"),
-        ("ServerLive", {"live": 1}, ".live", "must be true or false, got 1"),
-        ("ModelConfig", config(input={}), ".config.input", "must be an array, got an object"),
+        ("ServerMetadata.name", {"name": 5}, "must be a string, got 5"),
+        ("ServerLive.live", {"live": 1}, "must be true or false, got 1"),
+        ("ModelConfig.config.input", config(input={}), "must be an array, got an object"),
+        ("ModelConfig.config.input[1].dims[0]", config(input=[{}, {"dims": [1.5]}]), INT64),
+        ("ModelConfig.config.max_batch_size", config(max_batch_size=True), f"{INT32}, got true"),
+        ("ModelConfig.config.optimization.priority", PRIORITIES, f'{PRIORITY}, got "HIGH"'),
+        ("ModelConfig.config.version_policy", POLICIES, "has both latest and all"),
         (
-            *("ModelConfig", config(input=[{}, {"dims": [1, 1.5]}])),
-            *(".config.input[1].dims[1]", f"{INT64}, got 1.5"),
+            "ModelConfig.config.sequence_batching.direct.minimum_slot_utilization",
+            config(sequence_batching={"direct": {"minimum_slot_utilization": 1e39}}),
+            "must be a number of the type float, got 1e+39",
         ),
-        (
-            "ModelConfig",
-            config(max_batch_size=True),
-            ".config.max_batch_size",
-            f"{INT32}, got true",
-        ),
-        (
-            *("ModelConfig", config(optimization={"priority": "HIGH"})),
-            *(".config.optimization.priority", f'{PRIORITY}, got "HIGH"'),
-        ),
-        (
-            *("ModelConfig", config(version_policy={"latest": {}, "all": {}})),
-            *(".config.version_policy", "has both latest and all"),
-        ),
-        ("ModelConfig", direct(1e39), SLOTS, f"{FLOAT}, got 1e+39"),
-        (
-            *("SystemSharedMemoryStatus", [{"name": "a"}, {"key": "b"}]),
-            *(".regions[1]", "must have a name"),
-        ),
-        ("LogSettings", {"log_info": []}, ".settings.log_info", f"{LOG}, got an array"),
-        (
-            *("TraceSetting", {"trace_level": ["OFF", 1]}),
-            *(".settings.trace_level[1]", "must be a string, got 1"),
-        ),
-        ("TraceSetting", {"trace_rate": 5}, ".settings.trace_rate", f"{TRACE}, got 5"),
+        ("SystemSharedMemoryStatus.regions[1]", [{"name": "a"}, {}], "must have a name"),
+        ("LogSettings.settings.log_info", {"log_info": []}, f"{LOG}, got an array"),
+        ("TraceSetting.settings.trace_level[1]", {"trace_level": ["OFF", 1]}, "must be a string"),
+        ("TraceSetting.settings.trace_rate", {"trace_rate": 5}, f"{TRACE}, got 5"),
     ],
 )
-def test_error_of_json_names_message_and_field(
-    rpc: str, document: Any, place: str, what: str
-) -> None:
-    with refused(ErrorKind.BAD_RESPONSE, f"{rpc}Response{place} of the server's response {what}"):
+def test_error_of_json_names_message_and_field(place: str, document: Any, what: str) -> None:
+    rpc, _, member = place.partition(".")
+    text = f"{rpc}Response.{member} of the server's response {what}"
+    with refused_with(ErrorKind.BAD_RESPONSE, text):
         write_response(rpc, document)
 
 
 @pytest.mark.parametrize(
-    ("rpc", "body", "place", "what"),
+    ("place", "body", "what"),
     [
         (
-            *("RepositoryModelLoad", {"parameters": {"file:a": "YW!Jj"}}),
-            *(".parameters.file:a", 'must be base64, got "YW!Jj"'),
+            "RepositoryModelLoadRequest.parameters.file:a",
+            {"parameters": {"file:a": "YW!Jj"}},
+            'must be base64, got "YW!Jj"',
         ),
         (
-            *("CudaSharedMemoryRegister", {"raw_handle": "YQ=="}),
-            *(".raw_handle", 'must be an object, got "YQ=="'),
+            "CudaSharedMemoryRegisterRequest.raw_handle",
+            {"raw_handle": "YQ=="},
+            'must be an object, got "YQ=="',
         ),
-        ("SystemSharedMemoryRegister", {"byte_size": -1}, ".byte_size", f"{UINT64}, got -1"),
+        ("SystemSharedMemoryRegisterRequest.byte_size", {"byte_size": -1}, f"{UINT64}, got -1"),
     ],
 )
-def test_invalid_json_of_a_request_is_the_clients_fault(
-    rpc: str, body: Any, place: str, what: str
-) -> None:
-    with refused(ErrorKind.BAD_REQUEST, f"{rpc}Request{place} of the request {what}"):
-        write_request(rpc, {}, body)
+def test_invalid_json_of_a_request_is_the_clients_fault(place: str, body: Any, what: str) -> None:
+    with refused(ErrorKind.BAD_REQUEST, f"{place} of the request {what}"):
+        write_request(place.partition("Request")[0], {}, body)
 
 
 # ------------------------------------------------------------------------------------ limits
@@ -417,7 +393,7 @@ def test_statistics_of_a_thousand_models_are_within_the_limits() -> None:
 
 def test_depth_of_unknown_groups_is_limited() -> None:
     data = b"\xa3\x06" * (MAX_GROUP_DEPTH + 1) + b"\xa4\x06" * (MAX_GROUP_DEPTH + 1)
-    with pytest.raises(GatewayError, match="nested deeper"):
+    with refused_with(ErrorKind.BAD_RESPONSE, "nested deeper"):
         read_response("ServerMetadata", data)
 
 
@@ -467,17 +443,10 @@ def test_ensemble_promises_no_steps() -> None:
     assert config_of({"platform": "ensemble"})["platform"] == ""
 
 
-@pytest.mark.parametrize(
-    ("metadata", "text"),
-    [
-        ([], " of the server's response must be an object, got an array"),
-        ({"name": 5}, ".name of the server's response must be a string, got 5"),
-        ({"outputs": {}}, ".outputs of the server's response must be an array, got an object"),
-    ],
-)
-def test_error_names_the_member_of_the_metadata(metadata: Any, text: str) -> None:
-    with refused(ErrorKind.BAD_RESPONSE, f"ModelMetadataResponse{text}"):
-        write_model_config(metadata)
+def test_error_names_the_member_of_the_metadata() -> None:
+    text = "ModelMetadataResponse.name of the server's response must be a string, got 5"
+    with refused(ErrorKind.BAD_RESPONSE, text):
+        write_model_config({"name": 5})
 
 
 def test_handle_of_a_cuda_region_is_base64_in_an_object() -> None:

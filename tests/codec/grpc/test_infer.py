@@ -114,7 +114,7 @@ def test_unknown_fields_are_kept_where_they_were(drawn: Drawn, unknown: list[byt
 
 
 def test_unknown_fields_do_not_reach_a_server_of_the_binary_form() -> None:
-    found = read_request(fp32_request(raw=True).SerializeToString() + field(99, b"unknown"))
+    found = read_request(of_tensor("FP32", 2, raw=(8,)).SerializeToString() + field(99, b"unknown"))
     assert found.request.head.unknown_fields == field(99, b"unknown")
     assert b"unknown" not in write_binary_header(found.request)
 
@@ -122,20 +122,16 @@ def test_unknown_fields_do_not_reach_a_server_of_the_binary_form() -> None:
 # --------------------------------------------------------------------------------- examples
 
 
-def fp32_request(raw: bool, count: int = 2, **more: Any) -> Any:
-    message = ModelInferRequest(model_name="m", **more)
-    tensor = message.inputs.add(name="x", datatype="FP32", shape=[count])
-    values = range(1, count + 1)
-    if raw:
-        message.raw_input_contents.append(raw_data("FP32", values))
-    else:
-        tensor.contents.fp32_contents.extend(values)
+def of_tensor(datatype: str = "FP32", *shape: int, raw: tuple[int, ...] = (), **more: Any) -> Any:
+    """Make a request with an input; ``raw`` are the sizes of raw contents, the rest is typed."""
+    message = ModelInferRequest(raw_input_contents=map(bytes, raw))
+    message.inputs.add(name="x", datatype=datatype, shape=shape, contents=more or None)
     return message
 
 
-@pytest.mark.parametrize("raw", [True, False])
-def test_float_data_are_views_of_the_message(raw: bool) -> None:
-    data = serialized(fp32_request(raw, count=2000))
+@pytest.mark.parametrize("form", [{"raw": (8000,)}, {"fp32_contents": [1] * 2000}])
+def test_float_data_are_views_of_the_message(form: dict[str, Any]) -> None:
+    data = serialized(of_tensor("FP32", 2000, **form))
     found = read_request(data)
     ((view,),) = found.request.tensors  # type: ignore[misc]
     assert isinstance(view, memoryview)
@@ -145,14 +141,14 @@ def test_float_data_are_views_of_the_message(raw: bool) -> None:
 
 
 def test_head_of_raw_requests_is_read_once_whatever_their_id() -> None:
-    one = read_request(fp32_request(True, id="1").SerializeToString())
-    other = read_request(fp32_request(True, id="2").SerializeToString())
+    data = serialized(of_tensor("FP32", 2, raw=(8,)))
+    one, other = (read_request(data + field(3, each)) for each in (b"1", b"2"))
     assert one.request.head is other.request.head
     assert (one.request.id, other.request.id) == ("1", "2")
 
 
 def test_parameters_of_the_form_over_http_are_dropped() -> None:
-    message = fp32_request(raw=True)
+    message = of_tensor("FP32", 2, raw=(8,))
     message.parameters["binary_data_output"].bool_param = False
     message.inputs[0].parameters["binary_data_size"].int64_param = 3
     message.outputs.add(name="y").parameters["binary_data"].bool_param = False
@@ -163,12 +159,12 @@ def test_parameters_of_the_form_over_http_are_dropped() -> None:
 
 def test_parameter_of_an_unknown_type_has_no_value() -> None:
     unknown = field(4, field(1, b"p") + field(2, field(9, 1)))
-    found = read_request(fp32_request(raw=True).SerializeToString() + unknown)
+    found = read_request(of_tensor("FP32", 2, raw=(8,)).SerializeToString() + unknown)
     assert found.request.head.parameters == {"p": None}
 
 
 def test_features_are_read() -> None:
-    message = fp32_request(raw=True)
+    message = of_tensor("FP32", 2, raw=(8,))
     message.outputs.add(name="y").parameters["classification"].int64_param = 3
     message.parameters["priority"].string_param = "high"
     features = read_request(message.SerializeToString()).request.head.features
@@ -263,95 +259,68 @@ def test_message_beyond_the_limit_of_protobuf_is_refused() -> None:
 
     tensor = InputTensor("x", DATATYPES["UINT8"], (2**31,), 2**31)
     request = InferRequest(InferRequestHead((tensor,)), None, ((_Huge(),),))
-    with pytest.raises(GatewayError, match="larger than protobuf allows: 2147483647") as caught:
+    text = "the request is larger than protobuf allows: 2147483647 bytes"
+    with refused(ErrorKind.TOO_LARGE, text):
         write_infer_request(request, "m")
-    assert caught.value.kind is ErrorKind.TOO_LARGE
 
 
-def tensor_message(datatype: str = "FP32", shape: tuple[int, ...] = (2,), **contents: Any) -> Any:
-    message = ModelInferRequest()
-    message.inputs.add(name="x", datatype=datatype, shape=shape, contents=contents or None)
-    return message
-
-
-def with_raw(message: Any, *raw: bytes) -> Any:
-    message.raw_input_contents.extend(raw)
-    return message
+UNNAMED = ModelInferRequest(inputs=[{"datatype": "FP8"}])
+TWO = ModelInferRequest(
+    inputs=[{"name": name, "datatype": "FP32", "shape": [1]} for name in "xy"],
+    raw_input_contents=[bytes(4)],
+)
+RAW_ONLY = "input 'x' has elements in fp32_contents; those of FP16 belong into raw_input_contents"
+WRONG_FIELD = "input 'x' has elements in fp64_contents; those of FP32 belong into fp32_contents or "
+IN_MEMORY = of_tensor("FP32", 2, fp32_contents=[1, 2])
+IN_MEMORY.inputs[0].parameters["shared_memory_region"].string_param = "r"
 
 
 @pytest.mark.parametrize(
     ("message", "text"),
     [
         (
-            with_raw(tensor_message(fp32_contents=[1, 2]), bytes(8)),
+            of_tensor("FP32", 2, raw=(8,), fp32_contents=[1, 2]),
             "input 'x' has contents beside raw_input_contents; send one of them",
         ),
         (
-            with_raw(tensor_message(), bytes(8), bytes(8)),
+            of_tensor("FP32", 2, raw=(8, 8)),
             "the request has 2 raw_input_contents for 1 inputs; the last is input 'x'",
         ),
+        (TWO, "input 'y' has no raw_input_contents: there are 1 of them for 2 inputs"),
         (
-            with_raw(
-                ModelInferRequest(
-                    inputs=[{"name": name, "datatype": "FP32", "shape": [1]} for name in "xy"]
-                ),
-                bytes(4),
-            ),
-            "input 'y' has no raw_input_contents: there are 1 of them for 2 inputs",
-        ),
-        (
-            with_raw(tensor_message(), bytes(7)),
+            of_tensor("FP32", 2, raw=(7,)),
             "input 'x': raw_input_contents has 7 bytes, but shape [2] of FP32 takes 8 bytes",
         ),
         (
-            with_raw(tensor_message("BYTES", (3,)), bytes(11)),
+            of_tensor("BYTES", 3, raw=(11,)),
             "input 'x': raw_input_contents has 11 bytes, but shape [3] of BYTES takes 3 elements "
             "of 4 bytes or more",
         ),
         (
-            with_raw(tensor_message(shape=(1,) * 65), bytes(4)),
+            of_tensor("FP32", *[1] * 65, raw=(4,)),
             "input 'x': shape has 65 dimensions; at most 64 are allowed",
         ),
-        (tensor_message(datatype=""), "input 'x': datatype is missing"),
+        (of_tensor(""), "input 'x': datatype is missing"),
+        (UNNAMED, f'inputs[0]: unknown datatype "FP8"; known are {", ".join(DATATYPES)}'),
         (
-            ModelInferRequest(inputs=[{"datatype": "FP8"}]),
-            'inputs[0]: unknown datatype "FP8"; known are ' + ", ".join(DATATYPES),
-        ),
-        (
-            tensor_message(fp32_contents=[1, 2, 3]),
+            of_tensor("FP32", 2, fp32_contents=[1, 2, 3]),
             "input 'x': shape [2] takes 2 elements, fp32_contents has 3",
         ),
+        (of_tensor("FP16", 2, fp32_contents=[1, 2]), f"{RAW_ONLY} only"),
         (
-            tensor_message("FP16", fp32_contents=[1, 2]),
-            "input 'x' has elements in fp32_contents; those of FP16 belong into "
-            "raw_input_contents only",
-        ),
-        (
-            tensor_message("UINT8", uint_contents=[1, 256]),
+            of_tensor("UINT8", 2, uint_contents=[1, 256]),
             "input 'x': element 1 (256) does not fit UINT8",
         ),
-        (with_raw(ModelInferRequest(), b""), "the request has 1 raw_input_contents for 0 inputs"),
         (
-            with_raw(tensor_message(shape=(-1,)), bytes(4)),
+            of_tensor("FP32", -1, raw=(4,)),
             "input 'x': shape [-1] must hold integers of 0 or more only",
         ),
-        (tensor_message("FP16"), "input 'x': shape [2] takes 2 elements, and there are 0"),
-        (
-            tensor_message("FP32", fp64_contents=[1, 2]),
-            "input 'x' has elements in fp64_contents; those of FP32 belong into fp32_contents or "
-            "raw_input_contents",
-        ),
+        (of_tensor("FP16", 2), "input 'x': shape [2] takes 2 elements, and there are 0"),
+        (of_tensor("FP32", 2, fp64_contents=[1, 2]), f"{WRONG_FIELD}raw_input_contents"),
+        (IN_MEMORY, "input 'x' has contents and shared_memory_region; send one of them"),
     ],
 )
 def test_error_names_the_tensor(message: Any, text: str) -> None:
-    with refused(ErrorKind.BAD_REQUEST, text):
-        read_request(message.SerializeToString())
-
-
-def test_tensor_has_contents_or_is_in_shared_memory() -> None:
-    message = tensor_message(fp32_contents=[1, 2])
-    message.inputs[0].parameters["shared_memory_region"].string_param = "r"
-    text = "input 'x' has contents and shared_memory_region; send one of them"
     with refused(ErrorKind.BAD_REQUEST, text):
         read_request(message.SerializeToString())
 
@@ -413,27 +382,23 @@ def test_bytes_beside_data_are_limited(more: bytes) -> None:
 
 
 def test_data_are_not_limited_as_header() -> None:
-    for raw in (True, False):
-        message = tensor_message(shape=(1000,))
-        if raw:
-            message.raw_input_contents.append(bytes(4000))
-        else:
-            message.inputs[0].contents.fp32_contents.extend([0] * 1000)
+    for form in ({"raw": (4000,)}, {"fp32_contents": [0] * 1000}):
+        message = of_tensor("FP32", 1000, **form)
         found = read_request(message.SerializeToString(), header_cap=100)
         assert found.request.data_size == 4000
 
 
 @pytest.mark.parametrize(
-    ("data", "text"),
+    ("number", "what"),
     [
-        (field(5, b"") * 3, "the request has more than 2 inputs (limits.max_tensors)"),
-        (field(7, b"") * 3, "the request has more than 2 inputs (limits.max_tensors)"),
-        (field(6, b"") * 3, "the request asks for more than 2 outputs (limits.max_tensors)"),
+        (5, "has more than 2 inputs"),
+        (7, "has more than 2 inputs"),
+        (6, "asks for more than 2 outputs"),
     ],
 )
-def test_number_of_tensors_is_limited(data: bytes, text: str) -> None:
-    with refused(ErrorKind.BAD_REQUEST, text):
-        read_request(data, tensor_cap=2)
+def test_number_of_tensors_is_limited(number: int, what: str) -> None:
+    with refused(ErrorKind.BAD_REQUEST, f"the request {what} (limits.max_tensors)"):
+        read_request(field(number, b"") * 3, tensor_cap=2)
 
 
 COUNT = 25_000
@@ -479,10 +444,10 @@ def test_lie_about_the_shape_allocates_nothing() -> None:
 
 
 def test_head_knows_about_what_memory_it_takes() -> None:
-    message = tensor_message()
+    message = of_tensor("FP32", 2, raw=(8,))
     for number in range(1000):
         message.parameters[f"{number}"].bool_param = True
-    data = with_raw(message, bytes(8)).SerializeToString()
+    data = message.SerializeToString()
     read_request(data + field(4, b""))  # fills caches that are shared
     tracemalloc.start()
     try:

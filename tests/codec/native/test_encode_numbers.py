@@ -1,7 +1,12 @@
-"""The C encoder of numbers writes what orjson writes."""
+"""The C encoder of numbers writes what orjson writes.
+
+By hand, for all 2**32 FP32 values: ``python -m tests.codec.native.test_encode_numbers``. It takes
+minutes; arguments are the first bit pattern and the end of the range.
+"""
 
 import math
 import struct
+import sys
 from random import Random
 from typing import Any
 
@@ -192,7 +197,6 @@ def test_every_short_float_is_written_as_by_the_pure_way(name: str, policy: int)
 
 
 def test_sample_of_all_fp32_is_written_as_by_the_pure_way() -> None:
-    # All of them: python -m tests.codec.native.all_floats
     rng = np.random.default_rng()
     agrees(rng.integers(0, 2**32, scaled(500_000), np.uint32), "FP32")
 
@@ -245,3 +249,14 @@ def test_doubles_whose_interval_ends_at_a_shorter_number_are_written_as_by_the_p
             odd = five * (factor | 1)
             values += [math.ldexp(odd // 2, q), math.ldexp(odd // 2 + 1, q)]
     agrees(np.array(values), "FP64")
+
+
+def main(first: int = 0, last: int = 2**32) -> None:
+    """Compare the text of all bit patterns of FP32 in a range."""
+    for start in range(first, last, 1 << 20):
+        bits = np.arange(start, min(start + (1 << 20), last), dtype=np.uint64)
+        agrees(bits.astype("<u4"), "FP32")
+
+
+if __name__ == "__main__":
+    main(*(int(argument, 0) for argument in sys.argv[1:]))

@@ -27,6 +27,7 @@ from gateway.errors import GatewayError
 from gateway.protocol.datatypes import DATATYPES
 from tests.codec.reference import pack_bytes
 from tests.codec.without_c import without_c
+from tests.http1.splits import PLACES, cut
 
 if not NATIVE:
     pytest.skip("the C module is not compiled", allow_module_level=True)
@@ -227,15 +228,6 @@ ELEMENTS = st.one_of(STRINGS.map(str.encode), st.binary(max_size=20))
 SHAPES = st.sampled_from(
     [(6,), (1, 6), (6, 1), (2, 3), (3, 1, 2), (1, 1, 6, 1), (), (2, 2), (2**70, 1), (4,), (2, 1)]
 )
-
-
-PLACES = st.lists(st.integers(0, 2**16), max_size=4)
-
-
-def cut(data: bytes, at: list[int]) -> list[bytes]:
-    """Cut data at some places."""
-    places = sorted(place % (len(data) + 1) for place in at)
-    return [data[a:b] for a, b in zip([0, *places], [*places, len(data)], strict=True)]
 
 
 def test_c_writes_each_character_as_orjson_does() -> None:

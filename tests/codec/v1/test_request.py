@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from itertools import product
 from typing import Any
 from unittest import mock
@@ -24,6 +24,7 @@ from tests.codec.reference import RefusedError, pack_bytes
 from tests.codec.reference_v1 import Declared, PlainPredict, convert_predict
 from tests.codec.strategies_v1 import model, predict_requests
 from tests.codec.v1.predict_requests import TEXT, TWO, WINDOW, X, as_plain, convert, refusal
+from tests.support.checks.refused import refused
 
 
 @contextmanager
@@ -75,72 +76,57 @@ def test_request_equals_the_reference_however_split(
 def test_refusals_equal_the_reference_however_split(
     made: tuple[bytes, Declared], seed: int, mutate: bool
 ) -> None:
-    for window in WINDOWS:
-        check_refusal(*made, seed, mutate, window)
-
-
-def check_refusal(body: bytes, declared: Declared, seed: int, mutate: bool, window: int) -> None:
+    body, declared = made
+    expected = None
     if mutate:
         body = strategies.mutated(body, seed)
-    with windows_of(window):
-        found = outcome([body], declared)
-        for pieces in (strategies.bytewise(body), strategies.cut(body, seed)):
-            assert outcome(pieces, declared) == found
-    if mutate:
-        return
-    try:
-        expected = convert_predict(body, declared)
-    except RefusedError:
-        expected = None
-    if expected is None or (window < WINDOW and "bytes" in str(found)):
-        assert isinstance(found, str)
     else:
-        assert found == expected
+        with suppress(RefusedError):
+            expected = convert_predict(body, declared)
+    for window in WINDOWS:
+        with windows_of(window):
+            found = outcome([body], declared)
+            for pieces in (strategies.bytewise(body), strategies.cut(body, seed)):
+                assert outcome(pieces, declared) == found
+        if expected is not None and not (window < WINDOW and "bytes" in str(found)):
+            assert found == expected
+        elif not mutate:
+            assert isinstance(found, str)
 
 
-LARGE: dict[str, Callable[[], tuple[dict[str, Any], Declared]]] = {
-    "numbers": lambda: (
+BASE64 = [base64.b64encode(bytes(range(250)) * count).decode() for count in (900, 1)]
+LARGE: dict[str, tuple[dict[str, Any], Declared]] = {
+    "numbers": (
         {"instances": np.arange(15_000).reshape(50, 3, 100).tolist()},
         {"x": ("INT32", [-1, 3, 100])},
     ),
-    "small objects": lambda: (
-        {"instances": [{"a": [i / 7, i], "b": i} for i in range(9_000)]},
-        TWO,
-    ),
-    "large objects": lambda: (
+    "small objects": ({"instances": [{"a": [i / 7, i], "b": i} for i in range(9_000)]}, TWO),
+    "large objects": (
         {"instances": [{"a": [i / 7 for i in range(20_000)], "b": n} for n in range(3)]},
         TWO,
     ),
-    "objects with NaN": lambda: (
+    "objects with NaN": (
         {"instances": [{"x": float("nan") if i % 7 else i / 3} for i in range(9000)]},
         X,
     ),
-    "long strings": lambda: ({"instances": ["é\\" * 50_000, "", "b" * 99_999]}, TEXT),
-    "long strings in objects": lambda: (
+    "long strings": ({"instances": ["é\\" * 50_000, "", "b" * 99_999]}, TEXT),
+    "long strings in objects": (
         {"instances": [{"t": "é\\" * 50_000}, {"t": ""}, {"t": '"' * 99_999}]},
         TEXT,
     ),
-    "long base64": lambda: (
-        {
-            "instances": [
-                {"b64": base64.b64encode(bytes(range(250)) * n).decode()} for n in (900, 1)
-            ]
-        },
-        TEXT,
-    ),
-    "many in base64": lambda: ({"inputs": {"t": [{"b64": "aGVsbG8="}] * 9000}}, TEXT),
-    "much beside it": lambda: (
+    "long base64": ({"instances": [{"b64": text} for text in BASE64]}, TEXT),
+    "many in base64": ({"inputs": {"t": [{"b64": "aGVsbG8="}] * 9000}}, TEXT),
+    "much beside it": (
         {**{f"k{i}": list(range(99)) for i in range(60)}, "other": ["]" * 90_000], "inputs": [1]},
         X,
     ),
 }
 
 
-@pytest.mark.parametrize("make", LARGE.values(), ids=LARGE)
+@pytest.mark.parametrize(("fields", "declared"), LARGE.values(), ids=LARGE)
 def test_values_larger_than_a_window_are_converted(
-    make: Callable[[], tuple[dict[str, Any], Declared]],
+    fields: dict[str, Any], declared: Declared
 ) -> None:
-    fields, declared = make()
     body = json.dumps(fields).encode()
     expected = convert_predict(body, declared)
     for pieces in ([body], [body[i : i + 4999] for i in range(0, len(body), 4999)]):
@@ -159,7 +145,7 @@ def test_many_small_elements_become_few_chunks(value: Any) -> None:
 
 def test_conversion_pauses_between_time_slices() -> None:
     """No step is larger than a window, however much text is available at once."""
-    fields, declared = LARGE["small objects"]()
+    fields, declared = LARGE["small objects"]
     body = json.dumps(fields).encode()
     codec = PredictRequestReader(model(declared), 1000, 64)
     codec.feed(body, last=True)
@@ -175,10 +161,8 @@ def test_more_members_than_the_cap_are_refused() -> None:
         return json.dumps({"instances": [1], **{f"k{i}": i for i in range(count - 1)}}).encode()
 
     assert convert([body(64)], X)
-    with pytest.raises(GatewayError) as caught:
+    with refused(ErrorKind.BAD_REQUEST, "the request has more than 64 members"):
         convert([body(65)], X)
-    assert caught.value.kind is ErrorKind.BAD_REQUEST
-    assert caught.value.message == "the request has more than 64 members"
 
 
 @pytest.mark.parametrize(
@@ -305,20 +289,19 @@ BOTH: Declared = {"t": ("BYTES", [-1]), "u": ("BYTES", [-1])}
 @pytest.mark.parametrize(
     ("fields", "declared", "base64"),
     [
-        ({"instances": ["a"]}, TEXT, set()),
-        ({"inputs": ["a", {"b64": "/w=="}]}, TEXT, {0}),
-        ({"instances": [{"t": "a", "u": {"b64": "/w=="}}]}, BOTH, {1}),
-        ({"instances": [{"b64": "YQ=="}]}, {"b64": ("BYTES", [-1])}, set()),
+        ({"instances": ["a"]}, TEXT, [None]),
+        ({"inputs": ["a", {"b64": "/w=="}]}, TEXT, [True]),
+        ({"instances": [{"t": "a", "u": {"b64": "/w=="}}]}, BOTH, [None, True]),
+        ({"instances": [{"b64": "YQ=="}]}, {"b64": ("BYTES", [-1])}, [None]),
     ],
 )
 def test_base64_inputs_are_reported(
-    fields: dict[str, Any], declared: Declared, base64: set[int]
+    fields: dict[str, Any], declared: Declared, base64: list[bool | None]
 ) -> None:
     text = json.dumps(fields).encode()
     for pieces in ([text], strategies.bytewise(text)):
         request, _ = convert(pieces, declared)
-        found = {i for i, tensor in enumerate(request.head.inputs) if tensor.base64}
-        assert found == base64
+        assert [each.base64 for each in request.head.inputs] == base64
 
 
 def test_parameters_reach_the_model() -> None:
@@ -362,11 +345,6 @@ REFUSED: dict[str, tuple[bytes | dict[str, Any], Declared, str]] = {
         "the request is not valid JSON: expected a name in double quotes at byte 1, "
         "near: instances:[1]}",
     ),
-    "an invalid name": (
-        b'{"\\x":1}',
-        X,
-        'the request is not valid JSON (invalid escaped sequence in string at byte 2), near: "\\x"',
-    ),
     "no instances": ({"instances": []}, X, "instances is empty: there is nothing to predict"),
     "no array": ({"instances": 5}, X, "instances must be an array, got a number"),
     "an object in an array": (
@@ -380,11 +358,6 @@ REFUSED: dict[str, tuple[bytes | dict[str, Any], Declared, str]] = {
         {"x": ("INT8", [-1])},
         "input 'x': element 1 (true) is not an integer, as INT8 needs",
     ),
-    "too large for 64 bits, in an object": (
-        b'{"instances":[{"x":1},{"x":99999999999999999999}]}',
-        {"x": ("INT64", [-1])},
-        "input 'x': element 1 (99999999999999999999) does not fit INT64",
-    ),
     "a V2 request": ({"inputs": [{"name": "x", "data": [1]}]}, X, OF_V2),
     "ragged": (
         {"instances": [[1, 2], [3]]},
@@ -396,11 +369,6 @@ REFUSED: dict[str, tuple[bytes | dict[str, Any], Declared, str]] = {
         {"instances": [[1]]},
         X,
         NOT_TAKEN + "[-1]; the instances have shape [1, 1]",
-    ),
-    "another size": (
-        {"inputs": {"x": [[1, 2]]}},
-        {"x": ("FP32", [-1, 3])},
-        NOT_TAKEN + "[-1, 3]; the inputs have shape [1, 2]",
     ),
     "several for a model that takes one": (
         {"instances": [[1, 2, 3], [4, 5, 6]]},
@@ -464,11 +432,6 @@ REFUSED: dict[str, tuple[bytes | dict[str, Any], Declared, str]] = {
         {"instances": [{"x": {"b64": "YQ=="}}]},
         X,
         "input 'x': element 0 is an object, FP32 needs a number",
-    ),
-    "a name that lacks, in an instance": (
-        {"instances": [{"a": [1], "b": 1}, {}]},
-        TWO,
-        "instances[1] lacks 'a'; the model takes a, b",
     ),
     "an object that is no base64": (
         {"instances": [{"t": {"b65": "YQ=="}}]},

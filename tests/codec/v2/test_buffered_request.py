@@ -9,33 +9,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.codec.v2.binary_request import write_binary_header
-from gateway.codec.v2.request import InferRequestReader, read_buffered_binary, read_json_fast
-from gateway.errors import GatewayError
-from gateway.protocol.messages import OutputEncoding
+from gateway.codec.v2.request import read_buffered_binary, read_json_fast
+from gateway.protocol.datatypes import DATATYPES
 from tests.codec import strategies
+from tests.codec.reference import FLOATS
+from tests.codec.v2.conversions import DEPTH_CAP, Accepted, accepted, outcome
 
-DEPTH_CAP = 12
 
-
-def fast_result(body: bytes) -> tuple[bytes, bytes, OutputEncoding] | None:
+def fast_result(body: bytes) -> Accepted | None:
     request = read_json_fast(body, DEPTH_CAP)
-    if request is None:
-        return None
-    return (write_binary_header(request), b"".join(request.chunks), request.head.output_encoding)
+    return None if request is None else accepted(request)
 
 
-def streaming_result(body: bytes) -> tuple[bytes, bytes, OutputEncoding] | None:
-    codec = InferRequestReader(1 << 20, DEPTH_CAP)
-    try:
-        codec.feed(body)
-        codec.feed(b"", last=True)
-        request = codec.finish()
-    except GatewayError:
-        return None
-    if request.missing_size:
-        return None
-    return write_binary_header(request), b"".join(request.chunks), request.head.output_encoding
+def streaming_result(body: bytes) -> Accepted | None:
+    found = outcome([body])
+    return found if isinstance(found, Accepted) and not found.missing_size else None
 
 
 def fast_path_agrees(body: bytes) -> bool:
@@ -52,17 +40,7 @@ def request(*inputs: dict[str, Any], **fields: Any) -> bytes:
     return json.dumps({"inputs": list(inputs), **fields}).encode()
 
 
-RANGES = {
-    "UINT8": (0, 2**8 - 1),
-    "UINT16": (0, 2**16 - 1),
-    "UINT32": (0, 2**32 - 1),
-    "UINT64": (0, 2**64 - 1),
-    "INT8": (-(2**7), 2**7 - 1),
-    "INT16": (-(2**15), 2**15 - 1),
-    "INT32": (-(2**31), 2**31 - 1),
-    "INT64": (-(2**63), 2**63 - 1),
-}
-FLOATS = ("FP16", "BF16", "FP32", "FP64")
+INTEGERS = {name: each.integers for name, each in DATATYPES.items() if each.integers}
 
 
 @pytest.mark.parametrize(
@@ -74,7 +52,7 @@ FLOATS = ("FP16", "BF16", "FP32", "FP64")
         request(entry("FP32", [1.0]), parameters={"binary_data_output": True}),
         request(entry("FP32", [1.0]), parameters={"id": "a"}),
         json.dumps({"inputs": [entry("FP32", [1.5, 2])]}, indent=2).encode(),
-        *(request(entry(datatype, [*limits, 0, 1])) for datatype, limits in RANGES.items()),
+        *(request(entry(name, [each.least, each.most, 0])) for name, each in INTEGERS.items()),
         *(request(entry(datatype, [-1.5, 0.1, float("nan")])) for datatype in FLOATS),
         request(entry("FP32", [[], 1, [2]], [2])),
         request(entry("BYTES", ['a\n"\\é😀', "", "x" * 999]), id="7"),
@@ -141,27 +119,18 @@ NAMES = st.sampled_from(("data", "id", "datatype", "inputs", "x", ""))
 
 @given(
     st.lists(NAMES, min_size=1, max_size=3, unique=True),
-    NAMES,
-    NAMES,
-    NAMES,
-    NAMES,
+    st.tuples(NAMES, NAMES, NAMES, NAMES),
     st.sampled_from(((",", ":"), (", ", ": "), (" ,\t", " :\n"))),
     st.booleans(),
 )
 def test_names_that_are_also_keys_take_the_fast_path(
-    inputs: list[str],
-    request_id: str,
-    output: str,
-    key: str,
-    value: str,
-    separators: tuple[str, str],
-    is_first: bool,
+    inputs: list[str], names: tuple[str, str, str, str], separators: tuple[str, str], is_first: bool
 ) -> None:
-    data = [1.5, 2, 3]
+    request_id, output, key, value = names
     entries = []
     for name in inputs:
         fields = {"name": name, "parameters": {key: value}}
-        rest = entry("FP32", data)
+        rest = entry("FP32", [1.5, 2, 3])
         entries.append({**rest, **fields} if is_first else {**fields, **rest, "name": name})
     message: dict[str, Any] = {"id": request_id, "parameters": {"p": key}}
     message |= {"outputs": [{"name": output}], "inputs": entries}

@@ -378,12 +378,15 @@ def values(datatype: str, count: int = 4) -> bytes:
 
 @pytest.mark.parametrize("datatype", DTYPES)
 def test_fast_path_converts_numbers(datatype: str) -> None:
-    body, size = response_body([output("y", datatype, [2, 2], values(datatype))])
+    region = {"parameters": {"shared_memory_region": "r"}}
+    shared = Output("s", {"name": "s", "datatype": datatype, "shape": [9], **region}, b"")
+    body, size = response_body([shared, output("y", datatype, [2, 2], values(datatype))])
     written = write_json_fast(body, size)
     assert written is not None
     assert written == streaming_result(body, size)
     shown = [False, True, True, True] if datatype == "BOOL" else [0, 1, 2, 3]
-    assert json.loads(written[0])["outputs"][0]["data"] == shown
+    passed, converted = json.loads(written[0])["outputs"]
+    assert (passed, converted["data"]) == (shared.shown, shown)
     assert written[1] == 4
 
 

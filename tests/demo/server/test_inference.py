@@ -263,12 +263,10 @@ async def test_ambiguous_raw_inputs_are_rejected(
     _check_rejected(response, message)
 
 
-@pytest.mark.parametrize("datatype", ["BOOL", "BYTES"])
-async def test_classification_rejects_some_datatypes(demo: Demo, datatype: str) -> None:
+async def test_classification_rejects_some_datatypes(demo: Demo) -> None:
     wanted = [{"name": "OUTPUT0", "parameters": {"classification": 1}}]
-    element = [True] if datatype == "BOOL" else ["x"]
-    document = {"inputs": [entry(element, datatype)], "outputs": wanted}
-    response = await demo.infer(f"identity_{datatype.lower()}", document)
+    document = {"inputs": [entry([True], "BOOL")], "outputs": wanted}
+    response = await demo.infer("identity_bool", document)
     _check_rejected(response, "class result not available")
 
 
@@ -296,12 +294,9 @@ async def test_element_out_of_range_is_rejected_and_named(
     _check_rejected(response, f"input 'INPUT0' takes {datatype}: element 1 is ")
 
 
-@pytest.mark.parametrize("datatype", ["FP16", "BF16"])
-async def test_16_bit_floats_have_no_json_form(demo: Demo, datatype: str) -> None:
-    response = await demo.infer(
-        f"identity_{datatype.lower()}", {"inputs": [entry([1.0], datatype)]}
-    )
-    _check_rejected(response, f"receiving {datatype} data via JSON")
+async def test_16_bit_floats_have_no_json_form(demo: Demo) -> None:
+    response = await demo.infer("identity_bf16", {"inputs": [entry([1.0], "BF16")]})
+    _check_rejected(response, "receiving BF16 data via JSON")
 
 
 # ----------------------------------------------------------------------------- the other operations

@@ -26,15 +26,18 @@ TYPED = {
 TEXTS = ("", "m", "m" * 200, "é", "a/b")
 
 
-def infer_message(chance: random.Random, message: Any, tensors: str, raw: Any) -> bytes:
-    """Write an infer message with tensors in one of the two forms."""
+def infer_request(chance: random.Random) -> bytes:
+    """Write an infer request with tensors in one of the two forms."""
+    message: Any = ModelInferRequest(model_name=chance.choice(TEXTS), model_version="1")
     fill(chance, message.parameters["p"])
     is_raw = chance.random() < 0.5
     for _ in range(chance.randint(1, 3)):
         datatype, size = chance.choice([*TYPED]), chance.randrange(4)
-        tensor = getattr(message, tensors).add(name="x", datatype=datatype, shape=[size])
+        tensor = message.inputs.add(name="x", datatype=datatype, shape=[size])
         if is_raw:
-            raw.append(bytes(size * {"UINT64": 8, "BOOL": 1}.get(datatype, 4)))
+            message.raw_input_contents.append(
+                bytes(size * {"UINT64": 8, "BOOL": 1}.get(datatype, 4))
+            )
         else:
             value = b"abc" if datatype == "BYTES" else 1
             getattr(tensor.contents, TYPED[datatype]).extend([value] * size)
@@ -44,9 +47,7 @@ def infer_message(chance: random.Random, message: Any, tensors: str, raw: Any) -
 def test_model_in_broken_messages() -> None:
     """It is what the runtime reads; refused is what the reader of whole messages refuses."""
     for chance in rounds(3):
-        message = ModelInferRequest(model_name=chance.choice(TEXTS), model_version="1")
-        data = infer_message(chance, message, "inputs", message.raw_input_contents)
-        data = broken(chance, data)
+        data = broken(chance, infer_request(chance))
         scanner = ModelScanner((1,), 2)
         assert bool(scan(scanner, pieces(chance, data))) == bool(reader_error(data))
         try:

@@ -125,11 +125,7 @@ def test_size_of_a_message_is_known_before_its_data() -> None:
             ErrorKind.BAD_REQUEST,
             "ends within the 5 bytes before a gRPC message",
         ),
-        (
-            b"\0\0\0\0\3ab",
-            ErrorKind.BAD_REQUEST,
-            "ends after 2 of 3 bytes of a gRPC message",
-        ),
+        (b"\0\0\0\0\3ab", ErrorKind.BAD_REQUEST, "ends after 2 of 3 bytes of a gRPC message"),
         (
             frame(CAP + 1),
             ErrorKind.TOO_LARGE,

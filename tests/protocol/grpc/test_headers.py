@@ -142,12 +142,9 @@ def test_timeout_of_another_form_is_refused_and_quoted(value: str) -> None:
     ("seconds", "value"),
     [
         (0.0, "1n"),
-        (1, "1000000u"),
         (100.0, "100000m"),
-        (100000.0, "100000S"),
         (1e8 - 0.5, "99999999S"),
         (1e8, "1666666M"),
-        (6e9, "1666666H"),
         (math.inf, "99999999H"),
     ],
 )

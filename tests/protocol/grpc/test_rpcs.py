@@ -14,34 +14,26 @@ from gateway.protocol.grpc.rpcs import RPCS, HttpRequest, RpcRequest, http_reque
 from gateway.protocol.operations import OperationKind
 
 MODEL = {"name": "a/b c", "version": "2"}
-LOADED = {"repository_name": "", "model_name": "m:1"}
+OF_R = {"repository_name": "r", "model_name": "m"}
 REGION = {"name": "r"}
+BODY = {"key": "/k"}
 
 REQUESTS: list[tuple[str, dict[str, str], Any, str]] = [
     ("ServerLive", {}, {}, "GET /v2/health/live"),
-    ("ServerReady", {}, {}, "GET /v2/health/ready"),
     ("ServerMetadata", {}, {}, "GET /v2"),
     ("ModelReady", MODEL, {}, "GET /v2/models/a%2Fb%20c/versions/2/ready"),
-    ("ModelMetadata", MODEL, {}, "GET /v2/models/a%2Fb%20c/versions/2"),
     ("ModelConfig", {"name": "m", "version": ""}, {}, "GET /v2/models/m/config"),
     ("ModelStatistics", {"name": "", "version": ""}, {}, "GET /v2/models/stats"),
     ("ModelStatistics", MODEL, {}, "GET /v2/models/a%2Fb%20c/versions/2/stats"),
     ("RepositoryIndex", {"repository_name": ""}, {"ready": True}, "POST /v2/repository/index {}"),
     ("RepositoryIndex", {"repository_name": "r"}, {}, "POST /v2/repository/r/index {}"),
-    ("RepositoryModelLoad", LOADED, {}, "POST /v2/repository/models/m:1/load {}"),
-    (
-        *("RepositoryModelUnload", {"repository_name": "r", "model_name": "m"}, {}),
-        "POST /v2/repository/r/models/m/unload {}",
-    ),
+    ("RepositoryModelUnload", OF_R, {}, "POST /v2/repository/r/models/m/unload {}"),
     ("TraceSetting", {"model_name": ""}, {}, "GET /v2/trace/setting"),
     ("TraceSetting", {"model_name": "m"}, {"a": "1"}, "POST /v2/models/m/trace/setting {}"),
     ("LogSettings", {}, {}, "GET /v2/logging"),
     ("LogSettings", {}, {"log_info": True}, "POST /v2/logging {}"),
     ("SystemSharedMemoryStatus", {"name": ""}, {}, "GET /v2/systemsharedmemory/status"),
-    (
-        *("SystemSharedMemoryRegister", REGION, {"key": "/k"}),
-        "POST /v2/systemsharedmemory/region/r/register {}",
-    ),
+    ("CudaSharedMemoryRegister", REGION, BODY, "POST /v2/cudasharedmemory/region/r/register {}"),
     ("CudaSharedMemoryUnregister", REGION, {}, "POST /v2/cudasharedmemory/region/r/unregister"),
     ("CudaSharedMemoryStatus", REGION, {}, "GET /v2/cudasharedmemory/region/r/status"),
 ]

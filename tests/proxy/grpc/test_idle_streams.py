@@ -12,6 +12,7 @@ import grpc
 import pytest
 
 from gateway.proxy.grpc import idle_streams
+from gateway.proxy.grpc.idle_streams import IdleStreamCheck
 from tests.support.gateway import RunningGateway, running_gateway, until
 from tests.support.grpc.client import SERVICE, grpc_client
 from tests.support.grpc.proto_file import message_class
@@ -22,8 +23,18 @@ REQUEST = bytes(message_class("ModelInferRequest")(model_name="m", id="7").Seria
 
 
 @pytest.fixture(autouse=True)
-def short_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+def checks(monkeypatch: pytest.MonkeyPatch) -> list[IdleStreamCheck]:
+    """Make idle streams end after a twentieth of a second; return the checks that were made."""
     monkeypatch.setattr(idle_streams, "IDLE_SECONDS", 0.05)
+    made: list[IdleStreamCheck] = []
+    check = IdleStreamCheck._check
+
+    def count(self: IdleStreamCheck) -> None:
+        made.append(self)
+        check(self)
+
+    monkeypatch.setattr(IdleStreamCheck, "_check", count)
+    return made
 
 
 @pytest.fixture
@@ -102,7 +113,9 @@ async def test_idle_stream_ends_with_unavailable(
 
 
 @pytest.mark.parametrize("has_ended", [False, True])
-async def test_stream_with_a_message_in_flight_goes_on(has_ended: bool) -> None:
+async def test_stream_with_a_message_in_flight_goes_on(
+    has_ended: bool, checks: list[IdleStreamCheck]
+) -> None:
     may_respond = asyncio.Event()
     loop = asyncio.get_running_loop()
 
@@ -120,15 +133,18 @@ async def test_stream_with_a_message_in_flight_goes_on(has_ended: bool) -> None:
             if has_ended:
                 stream.send(None)
             gateway.gateway.begin_draining()
-            await asyncio.sleep(0.5)  # ten times what an idle one has
+            checks.clear()
+            await until(lambda: len(checks) > 3)  # an idle one ends at the second
             may_respond.set()
             await stream.receive()
 
 
-async def test_stream_goes_on_without_a_reason_to_end(server: GrpcServer) -> None:
+async def test_stream_goes_on_without_a_reason_to_end(
+    server: GrpcServer, checks: list[IdleStreamCheck]
+) -> None:
     async with open_stream(server) as (_, stream):
         stream.send()
         await stream.receive()
-        await asyncio.sleep(0.5)
+        await until(lambda: len(checks) > 3)
         stream.send()
         await stream.receive()

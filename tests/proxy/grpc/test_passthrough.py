@@ -164,9 +164,7 @@ def _framed(*messages: bytes, is_compressed: bool = False) -> bytes:
 
 
 @given(data=st.data())
-async def test_stream_ends_at_the_error_of_a_model_wherever_it_is_cut(
-    data: st.DataObject,
-) -> None:
+async def test_stream_ends_at_the_error_of_a_model_wherever_it_is_cut(data: st.DataObject) -> None:
     before = _framed(FIRST, b"", EARLY_ERROR, LARGE_RESPONSE)
     pieces = data.draw(cuts(before + _framed(ERROR, FIRST)))
     assert await _until_error(*pieces) == (before, "no response 1")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from hashlib import sha256
 
 import pytest
@@ -98,12 +98,11 @@ async def test_cancelled_connect_leaves_nothing(
         endpoint = endpoint_at(server.url.replace("http", scheme))
         with no_garbage("the connection"):
             sending = asyncio.create_task(endpoint.send(make_request()))
-            for _ in range(turns):
-                await asyncio.sleep(0)
+            await iterations(turns)
             sending.cancel()
             await asyncio.wait((sending,))
             del sending
-            await asyncio.sleep(0.02)
+            await iterations(10)
         assert not endpoint._open
     assert caplog.messages == []
 
@@ -366,6 +365,15 @@ async def test_large_bodies_pass_both_ways(
     assert (seen, sha256(got).hexdigest()) == ([whole], whole)
 
 
+async def _until_it_stands(count: Callable[[], int]) -> int:
+    """Wait until a slow peer lets a count grow no more, and return it."""
+    before = 0
+    while not before or before != count():
+        before = count()
+        await asyncio.sleep(0.1)
+    return before
+
+
 async def test_slow_reader_slows_the_server_down(serve: Serve, endpoint_at: EndpointAt) -> None:
     size = 64 * MIB
     written = 0
@@ -381,12 +389,33 @@ async def test_slow_reader_slows_the_server_down(serve: Serve, endpoint_at: Endp
 
     async with serve(script) as server:
         response = await endpoint_at(server.url).send(make_request())
-        before = -1
-        while before != written:
-            before = written
-            await asyncio.sleep(0.1)
-        assert written < ON_THE_WAY
+        assert await _until_it_stands(lambda: written) < ON_THE_WAY
         assert len(await read_whole(response)) == size
+
+
+async def test_slow_server_slows_the_sender_down(serve: Serve, endpoint_at: EndpointAt) -> None:
+    size = 64 * MIB
+    given = 0
+    go_on = asyncio.Event()
+
+    async def body() -> AsyncIterator[bytes]:
+        nonlocal given
+        while given < size:
+            given += len(PIECE)
+            yield PIECE
+
+    async def script(connection: Connection) -> None:
+        await connection.head()
+        await go_on.wait()
+        await connection.reader.readexactly(size)
+        await connection.send(http_response(b"all of it"))
+
+    async with serve(script) as server:
+        request = make_request(body(), {"Content-Length": str(size)})
+        sending = asyncio.create_task(ask(endpoint_at(server.url), request))
+        assert await _until_it_stands(lambda: given) < ON_THE_WAY
+        go_on.set()
+        assert await sending == b"all of it"
 
 
 @pytest.mark.parametrize("head", [http_response(PIECE * 16)[: -16 * len(PIECE)], UNTIL_CLOSE])

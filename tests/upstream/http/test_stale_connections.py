@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable
 
 import pytest
 from multidict import CIMultiDict
@@ -33,9 +33,7 @@ from tests.upstream.endpoints import (
     pieces,
     send_reserved,
 )
-from tests.upstream.endpoints import ask as call_whole
 
-Ask = Callable[[HttpEndpoint], Awaitable[bytes]]
 LARGE = (b"a" * 200_000, b"b" * 200_000)
 SENT = (
     "closed the connection after the request was sent, without a response; it may have executed "
@@ -47,22 +45,7 @@ closing = respond_in_turn(http_response(), b"")
 
 async def _ask(endpoint: HttpEndpoint, body: Body = (b"body",)) -> bytes:
     request = UpstreamRequest("POST", "/x", CIMultiDict({"X": "y"}), body, is_idempotent=True)
-    return await call_whole(endpoint, request)
-
-
-async def _ask_by_reserving(endpoint: HttpEndpoint) -> bytes:
-    receiver = RecordingReceiver(idempotent=True)
-    sent = _at_once(endpoint, receiver)
-    try:
-        await receiver.wait()
-    finally:
-        sent.close()
-    for error in receiver.errors:
-        raise error
-    return receiver.body
-
-
-both_ways = pytest.mark.parametrize("ask", [_ask, _ask_by_reserving])
+    return await ask(endpoint, request)
 
 
 def _at_once(endpoint: HttpEndpoint, receiver: RecordingReceiver) -> ReservedConnection:
@@ -116,23 +99,21 @@ ENDS: dict[str, tuple[tuple[Script, ...], int]] = {
 """Scripts of the server, and how many requests it gets."""
 
 
-@both_ways
 @pytest.mark.parametrize(("scripts", "requests"), ENDS.values(), ids=ENDS)
 async def test_request_is_sent_again_once_after_a_close_without_a_byte_of_a_response(
-    endpoint_at: EndpointAt, ask: Ask, scripts: tuple[Script, ...], requests: int
+    endpoint_at: EndpointAt, scripts: tuple[Script, ...], requests: int
 ) -> None:
     async with ScriptedServer(*scripts, always_respond(http_response())) as server:
         endpoint = endpoint_at(server.url)
         if requests > 1:
             await _ask(endpoint)
-        error = await _error(ask(endpoint))
+        error = await _error(_ask(endpoint))
         assert error.message == f"{server.url} closed the connection before it responded"
         assert len(server.requests) == requests
 
 
-@both_ways
 async def test_server_that_refuses_the_second_connection_is_unreachable(
-    endpoint_at: EndpointAt, ask: Ask
+    endpoint_at: EndpointAt,
 ) -> None:
     async def script(connection: Connection) -> None:
         await connection.request()
@@ -143,7 +124,7 @@ async def test_server_that_refuses_the_second_connection_is_unreachable(
     async with ScriptedServer(script, host=HOST) as server:
         endpoint = endpoint_at(server.url)
         await _ask(endpoint)
-        error = await _error(ask(endpoint))
+        error = await _error(_ask(endpoint))
         assert error.kind is ErrorKind.UNREACHABLE
         assert server.url in error.message
 

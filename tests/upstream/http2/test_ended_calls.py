@@ -95,7 +95,7 @@ async def test_server_is_told_after_some_time_or_bytes(
 ) -> None:
     server, streams = _Server(ends=False), _drained(**limits)
     async with connected(http2_at, http2_script(server.play), drained=streams) as (_, endpoint):
-        endpoint.count_drained_in(calls)
+        streams.counters.append(calls)
         await _abandon(endpoint, server)
         if responds:
             server.responds.set()
@@ -158,7 +158,7 @@ async def test_drained_call_ends_with_its_server(
     seen = asyncio.Event()
     drained = _drained()
     async with connected(http2_at, http2_script(play), drained=drained) as (_, endpoint):
-        endpoint.count_drained_in(calls)
+        drained.counters.append(calls)
         sending = asyncio.create_task(endpoint.send(make_request((b"a",))))
         await seen.wait()
         await _cancel(sending)

@@ -40,7 +40,7 @@ from tests.support.servers.scripted_server import (
     never_respond,
 )
 from tests.upstream.endpoints import EndpointAt
-from tests.upstream.pools import leased, running
+from tests.upstream.pools import Responding, leased, running
 
 WELL = http_response()
 ILL = http_response(status="503 Service Unavailable")
@@ -74,18 +74,6 @@ def _is_asked(server: ScriptedServer, times: int) -> bool:
     return len(server.requests) >= times
 
 
-class _Moody:
-    """Responds with the current status."""
-
-    def __init__(self) -> None:
-        self.http_response = WELL
-
-    async def __call__(self, connection: Connection) -> None:
-        while True:
-            await connection.request()
-            await connection.send(self.http_response)
-
-
 async def _close(connection: Connection) -> None:
     await connection.request()
 
@@ -93,7 +81,7 @@ async def _close(connection: Connection) -> None:
 @pytest.mark.parametrize(
     ("script", "reason"),
     [
-        (never_respond, "no response to GET /ready within 0.05 s"),
+        (never_respond, "{url} did not respond to GET /ready within 0.05 s"),
         (_close, "{url} closed the connection before it responded"),
         (
             always_respond(http_response(bytes(65_537))),
@@ -112,8 +100,7 @@ async def test_failed_health_checks_give_their_reason(
 
 
 async def test_endpoint_that_becomes_healthy_ends_its_ejection(probing: Probing) -> None:
-    moody = _Moody()
-    moody.http_response = ILL
+    moody = Responding(ILL)
     async with (
         ScriptedServer(moody) as server,
         ScriptedServer() as good,
@@ -122,7 +109,7 @@ async def test_endpoint_that_becomes_healthy_ends_its_ejection(probing: Probing)
         await until(lambda: pool.snapshot()[0].healthy is False)
         _eject(pool.members[0], pool)
         assert pool.snapshot()[0].consecutive_ejections == 1
-        moody.http_response = WELL
+        moody.data = WELL
         await until(lambda: pool.snapshot()[0].healthy)
         assert leased(pool) == {server.url, good.url}
         # Checks that succeed again and again do not end an ejection.
@@ -229,18 +216,6 @@ def _index(*names: str, **others: str) -> bytes:
     return http_response(json.dumps(entries).encode())
 
 
-class _Repository:
-    """Responds with its current index."""
-
-    def __init__(self, *names: str) -> None:
-        self.index = _index(*names)
-
-    async def __call__(self, connection: Connection) -> None:
-        while True:
-            await connection.request()
-            await connection.send(self.index)
-
-
 @pytest.fixture
 def discovering(endpoint_at: EndpointAt) -> Discovering:
     """Make pools with model discovery."""
@@ -261,7 +236,7 @@ async def test_server_is_asked_whether_it_has_a_model(
 ) -> None:
     monkeypatch.setattr("gateway.upstream.pool.checks._LIST_TIMEOUT", 0.05)
     plain = always_respond(http_response(b"none", status="404 Not Found"))
-    for serve, b in ((_Repository("a"), False), (plain, True), (never_respond, True)):
+    for serve, b in ((Responding(_index("a")), False), (plain, True), (never_respond, True)):
         async with ScriptedServer(serve) as server:
             endpoint = endpoint_at(server.url)
             assert [await may_have_model(endpoint, model) for model in "ab"] == [True, b]
@@ -293,7 +268,7 @@ async def test_server_without_index_may_have_any_model(
     discovering: Discovering, status: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with (
-        ScriptedServer(_Repository("a")) as one,
+        ScriptedServer(Responding(_index("a"))) as one,
         ScriptedServer(always_respond(http_response(status=status))) as two,
         discovering(one.url, two.url) as pool,
     ):
@@ -309,9 +284,9 @@ async def test_server_without_index_may_have_any_model(
 async def test_known_models_stay_after_an_error(
     discovering: Discovering, caplog: pytest.LogCaptureFixture
 ) -> None:
-    one = _Repository("a")
+    one = Responding(_index("a"))
     async with (
-        ScriptedServer(_Repository("b")) as other,
+        ScriptedServer(Responding(_index("b"))) as other,
         ScriptedServer(one) as server,
         discovering(server.url, other.url) as pool,
     ):
@@ -323,13 +298,14 @@ async def test_known_models_stay_after_an_error(
             http_response(bytes(4 * 1024 * 1024 + 1)),
             b"what?\r\n\r\n",
         ):
-            one.index = index
+            one.data = index
             most = len(server.requests) + 3
             await until(partial(_is_asked, server, most))
         assert leased(pool, "a") == {server.url}
         asked = server.requests[0]
         assert asked.head.first == "POST /v2/repository/index HTTP/1.1"
         assert json.loads(asked.body) == {"ready": True}
+        assert asked.head.get("Content-Type") == "application/json"
     said = [record.getMessage() for record in caplog.records]
     start = f"{server.url} does not say which models it has: {server.url}"
     assert said[:2] == [
@@ -358,7 +334,7 @@ async def test_v1_list_is_read_from_a_server_without_index(
 ) -> None:
     kserve = _V1(http_response(b'{"models":["b","c"]}'))
     async with (
-        ScriptedServer(_Repository("a", "b")) as one,
+        ScriptedServer(Responding(_index("a", "b"))) as one,
         ScriptedServer(kserve) as two,
         discovering(one.url, two.url) as pool,
     ):

@@ -17,34 +17,23 @@ from gateway.upstream.pool.pool import Pool
 from tests.support.doubles.streaming import EventLog, ScriptedEndpoint, ScriptedUpstreamResponse
 from tests.support.gateway import until
 from tests.support.http_messages import http_response
-from tests.support.servers.scripted_server import (
-    Connection,
-    ScriptedServer,
-    never_respond,
-    respond_in_turn,
-)
+from tests.support.servers.scripted_server import ScriptedServer, never_respond, respond_in_turn
 from tests.upstream.endpoints import EndpointAt
-from tests.upstream.pools import running, used
+from tests.upstream.pools import Responding, running, used
 
 EXTENSIONS = ["binary_tensor_data", "model_configuration", "schedule_policy", "sequence", "trace"]
-OF_TRITON = {"name": "triton", "version": "2.51.0", "extensions": EXTENSIONS}
-OF_KSERVE = {"name": "kserve", "version": "0.15.0", "extensions": ["model_repository_extension"]}
-OF_MLSERVER = {"name": "mlserver", "version": "1.7.1", "extensions": []}
+_TRITON = {"name": "triton", "version": "2.51.0", "extensions": EXTENSIONS}
+_KSERVE = {"name": "kserve", "version": "0.15.0", "extensions": ["model_repository_extension"]}
 NOWHERE = "http://127.0.0.1:1"
 
 
-class _Itself:
-    """Responds with its current metadata."""
+def _itself(document: object, status: str = "200 OK") -> bytes:
+    return http_response(json.dumps(document).encode(), status=status)
 
-    def __init__(self, document: object, status: str = "200 OK") -> None:
-        self.document = document
-        self.status = status
 
-    async def __call__(self, connection: Connection) -> None:
-        while True:
-            await connection.request()
-            body = json.dumps(self.document).encode()
-            await connection.send(http_response(body, status=self.status))
+OF_TRITON, OF_KSERVE = _itself(_TRITON), _itself(_KSERVE)
+OF_MLSERVER = _itself({"name": "mlserver", "version": "1.7.1", "extensions": []})
+GONE = http_response(status="503 Gone")
 
 
 Asking = Callable[..., AbstractAsyncContextManager[tuple[Pool, DialectDetector]]]
@@ -77,7 +66,7 @@ async def test_server_that_shows_its_dialect_is_asked_once(
 ) -> None:
     caplog.set_level(logging.INFO)
     async with (
-        ScriptedServer(_Itself(OF_TRITON)) as server,
+        ScriptedServer(Responding(OF_TRITON)) as server,
         asking(server.url, interval=9, retry_delay=0.01) as (pool, dialect_detector),
     ):
         await asyncio.gather(*(dialect_detector.wait_until_known() for _ in range(10)))
@@ -97,7 +86,7 @@ async def test_server_that_shows_no_dialect_is_asked_again(
     asking: Asking, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A placeholder may respond while the server starts."""
-    itself = _Itself({}, "404 Not Found")
+    itself = Responding(_itself({}, "404 Not Found"))
     async with (
         ScriptedServer(itself) as server,
         asking(server.url, interval=0.01) as (_, dialect_detector),
@@ -105,7 +94,7 @@ async def test_server_that_shows_no_dialect_is_asked_again(
         await dialect_detector.wait_until_known()
         assert dialect_detector.dialect == JSON
         await until(lambda: len(server.requests) > 2)
-        itself.document, itself.status = OF_TRITON, "200 OK"
+        itself.data = OF_TRITON
         await until(lambda: dialect_detector.dialect == TRITON)
     (record,) = caplog.records  # that it is known now is logged at INFO
     assert record.levelno == logging.WARNING
@@ -115,7 +104,7 @@ async def test_server_that_shows_no_dialect_is_asked_again(
 async def test_waiting_call_asks_an_unreachable_server_at_once(
     asking: Asking, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with ScriptedServer(_Itself(OF_KSERVE)) as server:
+    async with ScriptedServer(Responding(OF_KSERVE)) as server:
         port = server.port
     async with asking(server.url) as (_, dialect_detector):
         for _ in range(3):
@@ -125,19 +114,19 @@ async def test_waiting_call_asks_an_unreachable_server_at_once(
         assert dialect_detector.dialect is None
         assert dialect_detector.reason == caught.value.message
         assert caplog.messages == [f"upstream u: dialect unknown: {dialect_detector.reason}"]
-        async with ScriptedServer(_Itself(OF_KSERVE), port=port):
+        async with ScriptedServer(Responding(OF_KSERVE), port=port):
             await dialect_detector.wait_until_known()
         assert dialect_detector.dialect == KSERVE
 
 
 @pytest.mark.parametrize("status", ["500 Broken", "429 Too Many"])
 async def test_temporary_error_shows_no_dialect(asking: Asking, status: str) -> None:
-    itself = _Itself({"error": "starting"}, status)
+    itself = Responding(_itself({"error": "starting"}, status))
     async with ScriptedServer(itself) as server, asking(server.url) as (_, dialect_detector):
         with pytest.raises(GatewayError, match=f"{server.url} returned {status[:3]} to GET /v2"):
             await dialect_detector.wait_until_known()
         assert dialect_detector.dialect is None
-        itself.document, itself.status = OF_MLSERVER, "200 OK"
+        itself.data = OF_MLSERVER
         await dialect_detector.wait_until_known()
         assert dialect_detector.dialect == MLSERVER
 
@@ -147,7 +136,7 @@ async def test_hanging_server_does_not_delay_the_others(
 ) -> None:
     async with (
         ScriptedServer(never_respond) as silent,
-        ScriptedServer(_Itself(OF_TRITON)) as server,
+        ScriptedServer(Responding(OF_TRITON)) as server,
         asking(silent.url, server.url) as (_, dialect_detector),
     ):
         await dialect_detector.wait_until_known()
@@ -163,7 +152,7 @@ async def test_hanging_server_does_not_delay_the_others(
 
 async def test_server_that_fails_is_asked_after_ever_longer_pauses() -> None:
     errors = [GatewayError(ErrorKind.UNREACHABLE, "refused") for _ in range(4)]
-    well = ScriptedUpstreamResponse(200, {}, [json.dumps(OF_TRITON).encode()])
+    well = ScriptedUpstreamResponse(200, {}, [json.dumps(_TRITON).encode()])
     member = Member(ScriptedEndpoint(EventLog(), *errors, well, errors[0]))
     dialect_detector = DialectDetector("u", interval=5, retry_delay=1)
     assert [await dialect_detector.probe(member) for _ in range(6)] == [1, 2, 4, 5, 50, 1]
@@ -189,7 +178,7 @@ def _fail(pool: Pool, number: int = 0) -> None:
 
 async def test_failures_in_a_row_recheck_once(asking: Asking) -> None:
     async with (
-        ScriptedServer(_Itself(OF_TRITON)) as server,
+        ScriptedServer(Responding(OF_TRITON)) as server,
         asking(server.url, retry_delay=0.2) as (pool, dialect_detector),
     ):
         await dialect_detector.wait_until_known()
@@ -204,7 +193,7 @@ async def test_failures_in_a_row_recheck_once(asking: Asking) -> None:
 
 
 async def test_known_dialect_stays_while_a_server_is_down(asking: Asking) -> None:
-    script = respond_in_turn(http_response(json.dumps(OF_KSERVE).encode()))
+    script = respond_in_turn(OF_KSERVE)
     async with (
         ScriptedServer(script) as server,
         asking(server.url, retry_delay=0.01) as (pool, one),
@@ -216,7 +205,7 @@ async def test_known_dialect_stays_while_a_server_is_down(asking: Asking) -> Non
         await until(lambda: one._error.kind is ErrorKind.UNREACHABLE and one._error.message)
         await one.wait_until_known()
         assert one.dialect == KSERVE
-        async with ScriptedServer(_Itself(OF_TRITON), port=port):
+        async with ScriptedServer(Responding(OF_TRITON), port=port):
             await until(lambda: one.dialect == TRITON)
         await server.__aenter__()
 
@@ -235,7 +224,7 @@ async def test_loss_of_the_only_server_is_logged_once(
     asking: Asking, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    itself = _Itself(OF_KSERVE)
+    itself = Responding(OF_KSERVE)
     async with (
         ScriptedServer(itself) as server,
         asking(server.url, interval=0.02, retry_delay=0.01) as (pool, dialect_detector),
@@ -243,10 +232,10 @@ async def test_loss_of_the_only_server_is_logged_once(
         await dialect_detector.wait_until_known()
         for _ in range(2):  # outages
             caplog.clear()
-            itself.status = "503 Gone"
+            itself.data = GONE
             _fail(pool)
             await _asked(server, 4)
-            itself.status = "200 OK"
+            itself.data = OF_KSERVE
             await until(lambda: any("again" in message for message in caplog.messages))
             _fail(pool)
             await _asked(server, 1)
@@ -264,11 +253,11 @@ async def test_loss_that_is_logged_elsewhere_is_not_logged_again(
     asking: Asking, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Health checks log it, and so do ejections if there are several endpoints."""
-    itself = _Itself(OF_KSERVE)
+    itself = Responding(OF_KSERVE)
     health_checker = HealthChecker("/", 60, 5, HealthCheckPolicy(1, 1), random=lambda: 0.9)
-    async with ScriptedServer(itself) as server, ScriptedServer(_Itself(OF_KSERVE)) as other:
+    async with ScriptedServer(itself) as server, ScriptedServer(Responding(OF_KSERVE)) as other:
         for urls, probed in (((server.url,), health_checker), ((server.url, other.url), None)):
-            itself.status = "200 OK"
+            itself.data = OF_KSERVE
             async with asking(*urls, interval=0.02, retry_delay=0.01, health_checker=probed) as (
                 pool,
                 _,
@@ -276,7 +265,7 @@ async def test_loss_that_is_logged_elsewhere_is_not_logged_again(
                 await until(lambda: all(member.detected_dialect for member in pool.members))
                 if probed is not None:
                     await until(lambda: pool.members[0].probed.healthy)
-                itself.status = "503 Gone"
+                itself.data = GONE
                 _fail(pool)
                 await _asked(server, 3)
     assert _told(caplog) == []
@@ -286,31 +275,32 @@ async def test_first_detection_is_logged_by_one_worker(
     asking: Asking, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG, "tensorgate.upstream")
-    itself = _Itself(OF_KSERVE, "503 Starting")
+    itself = Responding(GONE)
     async with (
         ScriptedServer(itself) as server,
         asking(server.url, retry_delay=0.01, logs_startup=False) as (pool, dialect_detector),
     ):
         await until(lambda: caplog.records)
-        itself.status = "200 OK"
+        itself.data = OF_KSERVE
         await dialect_detector.wait_until_known()
         assert [level for level, _ in _told(caplog)] == [logging.DEBUG, logging.DEBUG]
         caplog.clear()
-        itself.document = OF_TRITON
+        itself.data = OF_TRITON
         _fail(pool)
         await until(lambda: dialect_detector.dialect == TRITON)
         # Later detections may differ between workers, so each logs its own.
         assert [level for level, _ in _told(caplog)] == [logging.INFO]
 
 
-async def test_different_servers_are_logged(
-    asking: Asking, caplog: pytest.LogCaptureFixture
+async def test_different_servers_are_logged_and_the_dialect_follows_them(
+    asking: Asking, endpoint_at: EndpointAt, caplog: pytest.LogCaptureFixture
 ) -> None:
-    other = _Itself(OF_MLSERVER)
+    other = Responding(OF_MLSERVER)
     async with (
-        ScriptedServer(_Itself(OF_TRITON)) as first,
+        ScriptedServer(Responding(OF_TRITON)) as first,
         ScriptedServer(other) as second,
-        ScriptedServer(_Itself(OF_TRITON)) as third,
+        ScriptedServer(Responding(OF_TRITON)) as third,
+        ScriptedServer(Responding(OF_KSERVE)) as kserve,
         asking(first.url, second.url, third.url, retry_delay=0.01) as (pool, dialect_detector),
     ):
         await until(lambda: all(member.detected_dialect for member in pool.members))
@@ -323,36 +313,22 @@ async def test_different_servers_are_logged(
         assert f"json: {second.url} names itself" in dialect_detector.reason
         assert third.url not in dialect_detector.reason
         assert any(dialect_detector.reason in message for message in caplog.messages)
-        other.document = OF_TRITON
+        other.data = OF_TRITON
         _fail(pool, 1)
         await until(lambda: dialect_detector.dialect == TRITON)
         assert "differ" not in dialect_detector.reason
-
-
-async def test_dialect_follows_the_servers_of_the_pool(
-    asking: Asking, endpoint_at: EndpointAt
-) -> None:
-    async with (
-        ScriptedServer(_Itself(OF_TRITON)) as first,
-        ScriptedServer(_Itself(OF_KSERVE)) as second,
-        asking(first.url) as (pool, dialect_detector),
-    ):
-        await dialect_detector.wait_until_known()
-        assert dialect_detector.dialect == TRITON
-        (endpoint,) = pool.endpoints
-        new = endpoint_at(second.url)
-        pool.set_endpoints([endpoint, new])
+        # The servers of the pool count. Until new ones are detected, the dialect stays.
+        pool.set_endpoints([endpoint_at(kserve.url), pool.endpoints[0]])
         await until(lambda: dialect_detector.dialect != TRITON)
         assert "its endpoints differ" in dialect_detector.reason
-        pool.set_endpoints([new])
+        pool.set_endpoints(pool.endpoints[:1])
         assert dialect_detector.dialect == KSERVE
-        # Until new servers are detected, the dialect of the old ones stays.
         pool.set_endpoints([endpoint_at(NOWHERE)])
         assert dialect_detector.dialect == KSERVE
 
 
 async def test_new_pool_adopts_detected_dialects(asking: Asking, endpoint_at: EndpointAt) -> None:
-    script = respond_in_turn(http_response(json.dumps(OF_KSERVE).encode()))
+    script = respond_in_turn(OF_KSERVE)
     async with (
         ScriptedServer(script, never_respond) as server,
         asking(server.url) as (before, known),

@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from gateway.errors import ErrorKind, GatewayError
-from gateway.upstream.address import GrpcPort, ServerAddress, TcpAddress, parse_server_url
+from gateway.upstream.address import ServerAddress, TcpAddress, parse_server_url
 from gateway.upstream.control_client import send_control_request
 from gateway.upstream.exchange import EndpointOptions
 from gateway.upstream.http.endpoint import HttpEndpoint
@@ -196,7 +196,7 @@ async def test_certificate_must_have_the_host_name() -> None:
     names = NameService(localhost=["127.0.0.2"])
     server = ScriptedServer(ssl=server_context(server_certificate("localhost")), host="127.0.0.2")
     async with server, _pool(names, f"https://localhost:{server.port}") as pool:
-        assert (await send_control_request(pool.endpoints[0], "GET", "/v2", 100)).status == 200
+        assert (await send_control_request(pool.endpoints[0], "/v2", 100)).status == 200
         assert _urls(pool) == [f"https://localhost:{server.port} (127.0.0.2)"]
 
 
@@ -209,7 +209,12 @@ async def test_each_address_of_a_server_with_two_ports_has_both() -> None:
         return ScriptedEndpoint(EventLog(), url=address.url)
 
     resolver = Resolver(
-        [TcpAddress("triton", 8000, grpc=GrpcPort(8001))], 10, connect, names, 5, lambda: 0.0
+        [TcpAddress("triton", 8000, grpc=TcpAddress("triton", 8001, scheme="grpc"))],
+        10,
+        connect,
+        names,
+        5,
+        lambda: 0.0,
     )
     supervisor = PoolSupervisor(resolver=resolver)
     await supervisor.resolve_names(lambda endpoints: None)

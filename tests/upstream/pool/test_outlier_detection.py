@@ -247,39 +247,37 @@ def test_upstream_is_reachable_while_one_endpoint_is() -> None:
     assert pool.unreachable is not None
 
 
-async def test_upstream_is_not_unreachable_because_the_gateway_cannot_probe_it(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(outlier_detection, "PROBE_INTERVAL", 0.01)
-    lack = GatewayError(ErrorKind.EXHAUSTED, "the gateway is out of local resources")
-    async with (
-        no_leaks(),
-        running(Pool([ScriptedEndpoint(EventLog(), lack, url="http://0")], upstream="u")) as pool,
-    ):
-        fail_calls(pool, 0, UNREACHABLE, times=3)
-        await until(lambda: pool.unreachable is None)
-    assert caplog.messages[1] == (
-        "upstream u is ready again: it cannot be asked: the gateway is out of local resources"
-    )
+LACK = GatewayError(ErrorKind.EXHAUSTED, "out of local resources")
+FOUND: dict[str, tuple[tuple[ScriptedUpstreamResponse | Exception, ...], str]] = {
+    "it is back": (
+        (ZeroDivisionError(), UNREACHABLE, ScriptedUpstreamResponse(404)),
+        "http://0 responds",
+    ),
+    "the gateway cannot ask": (
+        (LACK,),
+        "it cannot be asked: out of local resources",
+    ),
+}
 
 
-async def test_probes_find_that_an_upstream_is_back_also_after_an_internal_error(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(("answers", "why"), FOUND.values(), ids=FOUND)
+async def test_probes_end_the_unreachable_state_also_after_an_internal_error(
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    answers: tuple[ScriptedUpstreamResponse | Exception, ...],
+    why: str,
 ) -> None:
     monkeypatch.setattr(outlier_detection, "PROBE_INTERVAL", 0.01)
-    answers = (ZeroDivisionError(), UNREACHABLE, ScriptedUpstreamResponse(404))
     endpoint = ScriptedEndpoint(EventLog(), *answers, url="http://0")
     async with no_leaks(), running(Pool([endpoint], upstream="u")) as pool:
         fail_calls(pool, 0, UNREACHABLE, times=3)
         await until(lambda: pool.unreachable is None)
-        assert [each.state for each in pool.snapshot()] == ["in_use"]
-        await asyncio.sleep(0.05)
-    assert len(endpoint.requests) == 3  # the probes have ended
-    assert [message.partition(":")[0] for message in caplog.messages] == [
-        "upstream u is not ready",
-        "an endpoint could not be probed",
-        "upstream u is ready again",
-    ]
+        assert pool.snapshot()[0].state == ("in_use" if why.endswith("responds") else "unreachable")
+        await until(lambda: not pool.outlier_detector._is_probing)
+    assert len(endpoint.requests) == len(answers)
+    said = ["an endpoint could not be probed"] * (len(answers) > 1)
+    assert caplog.messages[1:-1] == said
+    assert caplog.messages[-1] == f"upstream u is ready again: {why}"
 
 
 async def test_remote_report_counts_once_and_starts_probes(monkeypatch: pytest.MonkeyPatch) -> None:

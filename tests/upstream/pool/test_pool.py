@@ -67,7 +67,9 @@ def test_new_pool_adopts_state_by_url() -> None:
     before, after = make_pool(3), make_pool(4)
     fail_calls(before, 1, error, times=5)
     fail_calls(before, 2, error, times=3)
+    before.members[0].recovered_at, before.members[0].slow_until = 5.0, 7.0
     after.adopt_state(before)
+    assert (after.members[0].recovered_at, after.members[0].slow_until) == (5.0, 7.0)
     assert [member.ejection for member in after.members[:3]] == [
         member.ejection for member in before.members
     ]

@@ -1,23 +1,33 @@
-"""Members of a request to generate become inputs as the model's metadata says, or parameters."""
+"""Triton's generate extension: members become inputs or parameters, outputs become members."""
 
 from __future__ import annotations
 
 import json
+import struct
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.codec.generate.request import (
+from gateway.codec.generate import (
     MAX_OUTSIDE_STRINGS,
     GenerateBodyCheck,
     GenerateRequest,
     read_generate_request,
+    write_event,
+    write_generate_error,
+    write_generate_response,
 )
+from gateway.codec.policies import BytesEncoding, JsonPolicies, Nonfinite
 from gateway.errors import ErrorKind, GatewayError
 from gateway.protocol.datatypes import DATATYPES
+from gateway.protocol.messages import InferResponse, InferResponseHead, OutputTensor
 from gateway.protocol.tensors import ModelMetadata, TensorSpec
+from gateway.sizes import ENCODE_CHUNK
+from tests.codec.grpc.infer_messages import raw_data
+from tests.support.checks.refused import refused_with
 
 DEPTH_CAP = 64
 
@@ -136,10 +146,8 @@ INVALID = [
 
 @pytest.mark.parametrize(("body", "text"), INVALID)
 def test_invalid_request_names_what_is_wrong(body: bytes, text: str) -> None:
-    with pytest.raises(GatewayError) as failure:
+    with refused_with(ErrorKind.BAD_REQUEST, text):
         read(body)
-    assert failure.value.kind is ErrorKind.BAD_REQUEST
-    assert text in failure.value.message
 
 
 def test_input_that_no_member_can_name_is_told() -> None:
@@ -153,9 +161,8 @@ def test_only_texts_may_be_large() -> None:
     for filling in (b"a", b'\\"', b"\\\\", b"[", b"\\n,"):
         body = b'{"text": "' + filling * (size // len(filling)) + b'"}'
         assert inputs(read(body))[0]["shape"] == [1]
-    with pytest.raises(GatewayError) as failure:
+    with refused_with(ErrorKind.TOO_LARGE):
         read(b'{"text": [' + b"1," * (MAX_OUTSIDE_STRINGS // 2) + b"1]}")
-    assert failure.value.kind is ErrorKind.TOO_LARGE
 
 
 @given(st.text(alphabet='"\\a1[', max_size=20), st.lists(st.integers(0, 40), max_size=5))
@@ -183,8 +190,10 @@ _NAMES = st.sampled_from(["id", "text", "stop", "parameters", "p"]) | st.text(ma
 @given(st.dictionaries(_NAMES, _VALUES, max_size=5), st.booleans())
 def test_any_request_is_read_or_refused(members: dict[str, Any], is_ascii: bool) -> None:
     body = json.dumps(members, ensure_ascii=is_ascii).encode(errors="surrogatepass")
-    request = _read_or_refuse(body)
-    if request is None:
+    try:
+        request = read(body)
+    except GatewayError as error:
+        assert error.kind is ErrorKind.BAD_REQUEST  # noqa: PT017
         return
     nested = members.get("parameters", {})
     every = {**{k: v for k, v in members.items() if k != "parameters"}, **nested}
@@ -196,11 +205,105 @@ def test_any_request_is_read_or_refused(members: dict[str, Any], is_ascii: bool)
     assert set(request.parameters) == set(every) - names
 
 
-def _read_or_refuse(body: bytes) -> GenerateRequest | None:
-    refused = None
-    try:
-        return read(body)
-    except GatewayError as error:
-        refused = error.kind
-    assert refused is ErrorKind.BAD_REQUEST
-    return None
+# -------------------------------------------------------------------------------- responses
+
+
+Outputs = dict[str, tuple[str, list[int], Any]]
+
+
+def pieces(tensor: OutputTensor, data: bytes) -> list[Any]:
+    response = InferResponse(InferResponseHead((tensor,)))
+    return [*write_generate_response(response, [[data]], JsonPolicies(), {})]
+
+
+def write(
+    outputs: Outputs,
+    request_id: str | None = None,
+    parameters: dict[str, Any] | None = None,
+    policies: JsonPolicies | None = None,
+) -> bytes:
+    data = [raw_data(datatype, values) for datatype, _, values in outputs.values()]
+    tensors = tuple(
+        OutputTensor(name, DATATYPES[datatype], tuple(shape), len(raw))
+        for (name, (datatype, shape, _)), raw in zip(outputs.items(), data, strict=True)
+    )
+    response = InferResponse(InferResponseHead(tensors, "m", "1", parameters or {}), request_id)
+    policies, hidden = policies or JsonPolicies(), {"hidden": True}
+    return b"".join(write_generate_response(response, [[raw] for raw in data], policies, hidden))
+
+
+def test_members_are_in_the_order_of_their_names() -> None:
+    outputs: Outputs = {
+        "text_output": ("BYTES", [1], [b"hi"]),
+        "Z": ("INT32", [2], [1, 2]),
+        "a": ("BOOL", [1], [True]),
+        "é": ("FP32", [1], [0.5]),
+    }
+    expected = (
+        '{"Z":[1,2],"a":true,"id":"7","model_name":"m","model_version":"1","p":5,'
+        '"text_output":"hi","é":0.5}'
+    )
+    assert write(outputs, "7", {"p": 5, "hidden": False}) == expected.encode()
+
+
+@pytest.mark.parametrize(
+    ("shape", "text"),
+    [([], b"5"), ([1], b"5"), ([1, 1], b"5"), ([2], b"[5,5]"), ([0], b"[]"), ([1, 0], b"[]")],
+)
+def test_single_element_has_no_brackets(shape: list[int], text: bytes) -> None:
+    values = [5] * int(np.prod(shape, dtype=int))
+    assert write({"X": ("INT8", shape, values)}).startswith(b'{"X":' + text + b",")
+
+
+def test_first_of_several_with_a_name_counts() -> None:
+    outputs: Outputs = {"model_name": ("INT8", [1], [5]), "p": ("INT8", [1], [6])}
+    assert json.loads(write(outputs, None, {"p": "x", "id": "y"})) == {
+        "id": "y",
+        "model_name": "m",
+        "model_version": "1",
+        "p": "x",
+    }
+
+
+def test_output_in_shared_memory_is_left_out() -> None:
+    tensors = (
+        OutputTensor("A", DATATYPES["INT8"], (1,), None),
+        OutputTensor("B", DATATYPES["INT8"], (1,), 1),
+    )
+    response = InferResponse(InferResponseHead(tensors))
+    written = b"".join(write_generate_response(response, [[b"\5"]], JsonPolicies(), {}))
+    assert written == b'{"B":5}'
+
+
+def test_policies_apply() -> None:
+    nan: Outputs = {"X": ("FP32", [1], [float("nan")])}
+    assert b'"X":NaN' in write(nan)
+    assert b'"X":null' in write(nan, policies=JsonPolicies(Nonfinite.NULL))
+    blob: Outputs = {"X": ("BYTES", [1], [b"\xff"])}
+    with refused_with(ErrorKind.NOT_ACCEPTABLE):
+        write(blob)
+    base64 = JsonPolicies(bytes_encoding=BytesEncoding.BASE64)
+    assert b'"X":"/w=="' in write(blob, policies=base64)
+    assert b'"X":"/w=="' in write(blob, policies=JsonPolicies(as_base64=frozenset("X")))
+
+
+@pytest.mark.parametrize("data", [b"", b"\1\0\0\0ab", struct.pack("<II", 0, 0)])
+def test_data_that_do_not_fit_the_shape_are_an_error(data: bytes) -> None:
+    tensor = OutputTensor("X", DATATYPES["BYTES"], (1,), len(data))
+    with refused_with(ErrorKind.BAD_RESPONSE):
+        pieces(tensor, data)
+
+
+def test_large_output_is_written_in_pieces() -> None:
+    values = list(range(100_000))
+    tensor = OutputTensor("X", DATATYPES["INT32"], (len(values),), 4 * len(values))
+    written = pieces(tensor, raw_data("INT32", values))
+    assert json.loads(b"".join(written)) == {"X": values}
+    assert max(map(len, written)) < 3 * ENCODE_CHUNK
+
+
+def test_events_hold_json_in_one_line() -> None:
+    assert write_event((b"{", b"}")) == b"data: {}\n\n"
+    error = write_generate_error('größer\n"\u2028')
+    assert json.loads(error) == {"error": 'größer\n"\u2028'}
+    assert b"\n" not in error

@@ -1,1 +1,0 @@
-"""Triton's generate extension: JSON without datatypes and shapes, for one request and response."""
