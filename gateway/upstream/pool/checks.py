@@ -26,7 +26,7 @@ from gateway.upstream.transport import UpstreamEndpoint
 _INDEX = "/v2/repository/index"
 
 _LIST_TIMEOUT = 5.0
-"""Seconds for a whole list."""
+"""Seconds for the lists of models of a server, both together."""
 
 # The server has no list, or not for everybody. Temporary errors such as 429 and 503 are not here.
 _NOT_SERVED = frozenset((400, 401, 403, 404, 405, 501))
@@ -127,6 +127,15 @@ async def fetch_ready_models(endpoint: UpstreamEndpoint) -> ReadyModels:
     KServe has no repository index, only a V1 list of all its models. Raises GatewayError (502, 503,
     504) for no response or one that makes no sense.
     """
+    try:
+        async with asyncio.timeout(_LIST_TIMEOUT):
+            return await _fetch_index_or_list(endpoint)
+    except TimeoutError:
+        message = f"{endpoint.url} sent no list of models within {_LIST_TIMEOUT:g} s"
+        raise GatewayError(ErrorKind.SERVER_TIMEOUT, message, server=endpoint.name) from None
+
+
+async def _fetch_index_or_list(endpoint: UpstreamEndpoint) -> ReadyModels:
     index = await _fetch_list(endpoint, _INDEX, b'{"ready":true}')
     if index is not None:
         models = _parse_list(index)
@@ -143,7 +152,7 @@ async def _fetch_list(
     endpoint: UpstreamEndpoint, path: str, body: bytes | None = None
 ) -> bytes | None:
     """Fetch a list; None if it is not served. Raises GatewayError as ``fetch_ready_models``."""
-    response = await send_control_request(endpoint, path, MAX_MODEL_DOCUMENT, _LIST_TIMEOUT, body)
+    response = await send_control_request(endpoint, path, MAX_MODEL_DOCUMENT, body=body)
     if response.status in _NOT_SERVED:
         return None
     if response.status != 200:
