@@ -151,13 +151,8 @@ class GatewayWithWorkers(SupervisedGateway):
 
     def poll(self, requested: bool) -> ListeningSockets | None:
         """Read the settings if that is requested, or if their files have changed."""
-        try:
-            # Workers that start later get the files that the others reload by themselves.
-            self._resources.refresh(self._journal)
-        except Exception:
-            _log.exception(
-                "API keys or certificates could not be reloaded; keeping the previous ones"
-            )
+        # Workers that start later get the files that the others reload by themselves.
+        self._resources.refresh(self._journal)
         if not requested and not self._reload_log.is_due(self.settings):
             return None
         try:
