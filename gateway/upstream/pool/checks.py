@@ -19,7 +19,7 @@ from gateway.sizes import MAX_MODEL_DOCUMENT, MAX_PROBE_RESPONSE
 from gateway.upstream.control_client import send_control_request
 from gateway.upstream.pool.dialect import DialectDetector
 from gateway.upstream.pool.dns import Resolver
-from gateway.upstream.pool.member import ANY_MODEL, Member, ReadyModels, log_level
+from gateway.upstream.pool.member import ANY_MODEL, Member, ReadyModels
 from gateway.upstream.pool.watch import Watch
 from gateway.upstream.transport import UpstreamEndpoint
 
@@ -35,6 +35,14 @@ START_DNS_TIMEOUT = 1.0
 """Seconds for which the start waits for the addresses of names."""
 
 _log = logging.getLogger("tensorgate.upstream")
+
+
+def log_level(is_known: bool | None) -> int:
+    """Choose the level of an event, which has one line in the log over all workers.
+
+    ``is_known`` tells that another worker has found it before; see EjectionListener.
+    """
+    return logging.DEBUG if is_known else logging.WARNING
 
 
 @dataclass(eq=False)
