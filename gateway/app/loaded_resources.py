@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 from collections.abc import Callable
 from ipaddress import ip_network
@@ -17,6 +18,8 @@ from gateway.listener.tls import ReloadingTlsContext
 from gateway.proxy.filters.forwarded_headers import ForwardedPolicy, new_identity
 from gateway.settings.schema import Settings
 from gateway.system.file_watcher import POLL_INTERVAL, digest
+
+_log = logging.getLogger("tensorgate")
 
 
 class LoadedResources(NamedTuple):
@@ -34,14 +37,25 @@ class LoadedResources(NamedTuple):
     def refresh(self, journal: Journal | None) -> bool:
         """Load API keys and the server certificate again, if their files have changed.
 
-        Return whether API keys were replaced. ``journal`` gets what comes of the certificate.
+        Return whether API keys were replaced. ``journal`` gets what comes of the certificate. An
+        error of our own in one is logged, and the other is loaded nevertheless.
         """
+        try:
+            self._refresh_certificate(journal)
+        except Exception:
+            _log.exception("the server certificate could not be reloaded; keeping the previous one")
+        try:
+            return self.api_keys.refresh()
+        except Exception:
+            _log.exception("API keys could not be reloaded; keeping the previous ones")
+            return False
+
+    def _refresh_certificate(self, journal: Journal | None) -> None:
         failure = None if self.tls is None else self.tls.reload_if_changed()
         if failure is not None and journal is not None and self.settings.tls is not None:
             kind = CERTIFICATE_REFUSED if failure else CERTIFICATE_RELOADED
             why, file = failure or "the file has changed", self.settings.tls.certificate
             journal.record(kind, who="file watch", why=why, subject=file)
-        return self.api_keys.refresh()
 
     async def follow(self, on_new_keys: Callable[[], None], journal: Journal | None = None) -> None:
         """Follow the files of API keys and certificate until cancelled; see ``refresh``."""

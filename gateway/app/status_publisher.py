@@ -142,8 +142,8 @@ class StatusPublisher(BackgroundTask):
     each_tick: Callable[[], None]
     each_second: Callable[[], None]
     event_loop: EventLoopWatch = field(default_factory=EventLoopWatch)
-    shares_models: bool = True
-    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _shares_models: bool = field(default=True, init=False)
+    _lock: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
 
     async def run(self) -> None:
         """Measure and publish until cancelled."""
@@ -169,12 +169,12 @@ class StatusPublisher(BackgroundTask):
 
     async def publish(self) -> None:
         """Publish the status of now."""
-        async with self.lock:
-            if self.shares_models:
+        async with self._lock:
+            if self._shares_models:
                 encoded = await asyncio.to_thread(encode_status, self.status(True))
                 if self.documents.publish(self.slot, encoded):
                     return
-                self.shares_models = False
+                self._shares_models = False
                 _log.info("the lists of models are too long for workers to share them")
             encoded = await asyncio.to_thread(encode_status, self.status(False))
             self.documents.publish(self.slot, encoded)

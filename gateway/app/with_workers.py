@@ -151,13 +151,8 @@ class GatewayWithWorkers(SupervisedGateway):
 
     def poll(self, requested: bool) -> ListeningSockets | None:
         """Read the settings if that is requested, or if their files have changed."""
-        try:
-            # Workers that start later get the files that the others reload by themselves.
-            self._resources.refresh(self._journal)
-        except Exception:
-            _log.exception(
-                "API keys or certificates could not be reloaded; keeping the previous ones"
-            )
+        # Workers that start later get the files that the others reload by themselves.
+        self._resources.refresh(self._journal)
         if not requested and not self._reload_log.is_due(self.settings):
             return None
         try:
@@ -309,8 +304,8 @@ class WorkerReloader(BackgroundTask):
     gateway: Gateway | AdminProcess
     shared: SharedMemory
     reply: Callable[[str], None]
-    steps: asyncio.Queue[int] = field(default_factory=asyncio.Queue)
-    prepared: PreparedReload | None = None
+    steps: asyncio.Queue[int] = field(default_factory=asyncio.Queue, init=False)
+    _prepared: PreparedReload | None = field(default=None, init=False)
 
     async def run(self) -> None:
         """Do the steps as they come."""
@@ -337,7 +332,7 @@ class WorkerReloader(BackgroundTask):
                 document = self.shared.new_settings.read()
                 # The supervisor wrote it, from which this process was forked.
                 settings: Settings = await asyncio.to_thread(pickle.loads, document)
-                self.prepared = await self.gateway.prepare(settings)
+                self._prepared = await self.gateway.prepare(settings)
         except Exception as failure:  # whatever it is, it must not end the task
             if limit.expired():
                 return f"not prepared within {PREPARE_TIMEOUT:g} s"
@@ -350,8 +345,8 @@ class WorkerReloader(BackgroundTask):
         If that fails, this process may have a part of it: the supervisor replaces it.
         """
         try:
-            assert self.prepared is not None
-            prepared, self.prepared = self.prepared, None
+            assert self._prepared is not None
+            prepared, self._prepared = self._prepared, None
             close_replaced = prepared.commit()
         except Exception as failure:  # whatever it is, it must not end the task
             self.reply(failure_reason(failure))
@@ -362,9 +357,9 @@ class WorkerReloader(BackgroundTask):
 
     async def _give_back(self) -> None:
         """Close what is prepared, if anything is; what fails is logged."""
-        if self.prepared is None:
+        if self._prepared is None:
             return
-        prepared, self.prepared = self.prepared, None
+        prepared, self._prepared = self._prepared, None
         try:
             await prepared.abort()
         except Exception:

@@ -30,7 +30,7 @@ _MAX_CACHED_NAME: Final = 64
 """Maximum bytes of a cached header name."""
 
 _CHECKED_START: Final = 256
-"""Bytes of an incomplete first line that are checked. Each read checks them again."""
+"""Bytes of an incomplete line that are checked. Each read checks them again."""
 
 _HEAD_END: Final = b"\r\n\r\n"
 
@@ -307,9 +307,9 @@ class HeadParser:
 
     def _parse_fields(self, lines: list[bytes]) -> list[HeaderField]:
         known = self._known.recent
-        return [known.get(line) or self.parse_field(line) for line in lines[1:-2]]
+        return [known.get(line) or self._parse_field(line) for line in lines[1:-2]]
 
-    def parse_field(self, line: bytes) -> HeaderField:
+    def _parse_field(self, line: bytes) -> HeaderField:
         """Parse a header line, with its CR; raises MalformedError."""
         if (known := self._known.get(line)) is not None:
             return known
@@ -336,7 +336,7 @@ class HeadParser:
 
     def _replace_host(self, fields: list[HeaderField], first: RequestLine) -> None:
         """Replace Host by the host of the target, unless Host is missing in HTTP/1.1."""
-        host = self.parse_field(b"Host: %s\r" % first.host.encode())
+        host = self._parse_field(b"Host: %s\r" % first.host.encode())
         places = [i for i, field in enumerate(fields) if field.lower == "host"]
         if places:
             fields[places[0]] = host
@@ -385,26 +385,50 @@ class HeadReader:
         return None
 
     def _check(self, received: bytes) -> None:
-        """Check the lines that are complete by now; of the first one, also its start."""
+        """Check the lines that are complete by now, and the start of the next one."""
         while (end := received.find(b"\n", self._checked)) >= 0:
             line = received[self._checked : end]
             if self._checked:
-                HeadParser().parse_field(line)
+                _check_field(line, is_whole=True)
             elif self._is_request:
                 _parse_request_line(line)
             else:
                 _parse_status_line(line)
             self._checked = end + 1
-        if self._checked or not received:
+        start = received[self._checked : self._checked + _CHECKED_START].removesuffix(b"\r")
+        if not start:
             return
-        start = received[:_CHECKED_START]
-        if self._is_request:
-            method, space, _ = start.partition(b" ")
-            if not (method in METHODS if space else any(m.startswith(method) for m in METHODS)):
-                raise _request_line_error(start)
+        if self._checked:
+            _check_field(start + (b"\r" if b":" in start else b":\r"), is_whole=False)
+        elif self._is_request:
+            _check_request_line_start(start)
         else:
-            start = start.removesuffix(b"\r")
             _parse_status_line(start + b"HTTP/1.1 200 "[len(start) :] + b"\r")
+
+
+def _check_field(line: bytes, is_whole: bool) -> None:
+    """Check a header line with its CR, or the completed start of one; raises MalformedError."""
+    name, colon, value = line.partition(b":")
+    if not (colon and _TOKEN.fullmatch(name)):
+        raise _invalid_name(name if colon else name.removesuffix(b"\r"))
+    text = _parse_value(name, value)
+    lower = name.decode("ascii").lower()
+    if is_whole and lower in _FRAMING_NAMES:
+        _meaning_of(lower, text)
+
+
+def _check_request_line_start(start: bytes) -> None:
+    """Check that a request line can begin like this; raises MalformedError."""
+    method, space, rest = start.partition(b" ")
+    known = method in METHODS if space else any(each.startswith(method) for each in METHODS)
+    target, _, version = rest.lstrip(b" ").decode("latin-1").partition(" ")
+    version = version.lstrip(" ")
+    if (
+        not known
+        or not (target.isascii() and target.isprintable())
+        or not ("HTTP/1.1".startswith(version) or "HTTP/1.0".startswith(version))
+    ):
+        raise _request_line_error(start)
 
 
 def _parse_request_line(line: bytes) -> RequestLine:

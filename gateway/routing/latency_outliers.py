@@ -9,6 +9,7 @@ from bisect import bisect_left, insort
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 FEW_CALLS, MANY_CALLS = 3, 20
 """Calls without which nothing is said, and those from which a smaller factor will do."""
@@ -212,6 +213,21 @@ class Silence:
         )
 
 
+class _Unanswered(NamedTuple):
+    """Calls of a model without a response."""
+
+    since: float
+    """As of Silence."""
+    seen_at: float
+    """When one was last known to wait."""
+
+
+class _Silent(NamedTuple):
+    silence: Silence
+    seen_at: float
+    """When a call was last known to wait."""
+
+
 class SilentEndpoints:
     """Finds the endpoints that are silent, and remembers them until they respond.
 
@@ -220,10 +236,8 @@ class SilentEndpoints:
     """
 
     def __init__(self) -> None:
-        self._unanswered: dict[_Series, tuple[float, float]] = {}
-        """Since when calls of a model have no response, and when one was last known to wait."""
-        self._silent: dict[Endpoint, tuple[Silence, float]] = {}
-        """The same of the endpoints that are silent."""
+        self._unanswered: dict[_Series, _Unanswered] = {}
+        self._silent: dict[Endpoint, _Silent] = {}
 
     def find(
         self,
@@ -244,33 +258,35 @@ class SilentEndpoints:
             upstream, url, model = series
             endpoint = upstream, url
             since = max(sent_at, heard_at.get(endpoint, 0.0))
-            before, _ = self._unanswered.get(series, (since, now))
-            since = min(since, before)
-            self._unanswered[series] = since, now
-            if endpoint in self._silent:
-                self._silent[endpoint] = self._silent[endpoint][0], now
+            if (before := self._unanswered.get(series)) is not None:
+                since = min(since, before.since)
+            self._unanswered[series] = _Unanswered(since, now)
+            if (silent := self._silent.get(endpoint)) is not None:
+                self._silent[endpoint] = _Silent(silent.silence, now)
                 continue
             seconds = now - since
             if seconds >= _MIN_SILENCE:
                 latency = usual(upstream, url, model)
                 if latency is not None and _is_silence(seconds, latency):
-                    self._silent[endpoint] = Silence(model, since, seconds, seconds, latency), now
+                    found = Silence(model, since, seconds, seconds, latency)
+                    self._silent[endpoint] = _Silent(found, now)
         return {
-            endpoint: replace(silence, seconds=now - silence.since)
-            for endpoint, (silence, _) in self._silent.items()
+            endpoint: replace(silent.silence, seconds=now - silent.silence.since)
+            for endpoint, silent in self._silent.items()
         }
 
     def _forget(self, now: float, heard_at: Mapping[Endpoint, float]) -> None:
         """Forget calls before a response, and what has not been seen for long."""
         self._unanswered = {
-            series: (since, seen_at)
-            for series, (since, seen_at) in self._unanswered.items()
-            if since >= heard_at.get(series[:2], 0.0) and now < seen_at + _MEMORY
+            series: each
+            for series, each in self._unanswered.items()
+            if each.since >= heard_at.get(series[:2], 0.0) and now < each.seen_at + _MEMORY
         }
         self._silent = {
-            endpoint: (silence, seen_at)
-            for endpoint, (silence, seen_at) in self._silent.items()
-            if silence.since >= heard_at.get(endpoint, 0.0) and now < seen_at + _MEMORY_OF_SILENCE
+            endpoint: each
+            for endpoint, each in self._silent.items()
+            if each.silence.since >= heard_at.get(endpoint, 0.0)
+            and now < each.seen_at + _MEMORY_OF_SILENCE
         }
 
 

@@ -86,6 +86,10 @@ class ServerTlsTransport(TlsTransport):
         super().connection_made(transport)
         self._process_received()
 
+    def forget_socket(self) -> None:
+        """Break the reference cycle that a cancelled connect leaves: uvloop does not end it."""
+        self._socket = ClosedTransport()
+
     def on_handshake_end(self) -> None:
         """Let ``established`` be done in a later iteration of the event loop."""
         if not self.established.done():
@@ -116,9 +120,7 @@ async def connect_tls(
         try:
             await asyncio.get_running_loop().create_connection(lambda: transport, sock=sock)
         except BaseException:
-            # uvloop does not end the transport of a cancelled connect: the reference cycle would
-            # stay.
-            transport._socket = ClosedTransport()
+            transport.forget_socket()
             raise
     try:
         await transport.established

@@ -40,6 +40,8 @@ async def send_control_request(
         async with asyncio.timeout(max_seconds):
             return await _send(endpoint, method, path, max_bytes, body)
     except TimeoutError:
+        if max_seconds is None:  # an error of our own
+            raise
         message = f"{endpoint.url} did not respond to {method} {path} within {max_seconds:g} s"
         raise GatewayError(ErrorKind.SERVER_TIMEOUT, message, server=endpoint.name) from None
 

@@ -81,7 +81,8 @@ class UpstreamRequest:
     is_idempotent: bool = False
     """Whether a server that executes it twice does no harm: infer of no sequence, or a query.
 
-    Whether the method alone says so is not told here; see ``upstream/http/stale_retry.py``.
+    Whether the method alone says so is not told here; see ``_may_resend`` in
+    ``upstream/http/endpoint.py``.
     """
     is_control: bool = False
     """Whether it is the gateway's own, such as a health check: where descriptors are scarce, it may

@@ -127,7 +127,7 @@ class WorkerChannel:
     channel: socket.socket
     closed_connections: memoryview
     slot: int = 0
-    draining: asyncio.Event = field(default_factory=asyncio.Event)
+    _draining: asyncio.Event = field(default_factory=asyncio.Event, init=False)
 
     def send(self, kind: FromWorker, text: str = "") -> None:
         """Send a message to the supervisor; it replies DRAIN to LEAVING, behind the last client."""
@@ -143,7 +143,7 @@ class WorkerChannel:
         self._receiver, self._on_reload = receiver, on_reload
         self.channel.setblocking(False)
         self._begin(self.channel.fileno())
-        await self.draining.wait()
+        await self._draining.wait()
 
     def _begin(self, descriptor: int) -> None:
         if self.channel.fileno() == descriptor:  # else it was closed meanwhile
@@ -162,18 +162,18 @@ class WorkerChannel:
                     self._handle(*message)
                     continue
                 loop.remove_reader(descriptor)
-                if not self.draining.is_set():
+                if not self._draining.is_set():
                     _log.error("the supervisor has died: this worker drains and stops")
-                    self.draining.set()
+                    self._draining.set()
                 return
 
     def _handle(self, kind: int, _: str, descriptor: int) -> None:
         if kind == ToWorker.STOPPING:
             self._receiver.begin_draining()
         elif kind == ToWorker.DRAIN:
-            self.draining.set()
+            self._draining.set()
         elif kind in (ToWorker.PREPARE, ToWorker.COMMIT, ToWorker.ABORT):
-            if not self.draining.is_set():
+            if not self._draining.is_set():
                 self._on_reload(kind)
         else:
             self.send(FromWorker.RECEIVED)

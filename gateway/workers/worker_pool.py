@@ -213,7 +213,7 @@ class WorkerSlot:
     """When the next worker starts, on the clock of ``time.monotonic``, if there is none."""
     replaces: bool = False
     """Whether the next process takes the place of one that has ended unexpectedly."""
-    early_exits: int = 0
+    _early_exits: int = field(default=0, init=False)
 
     @property
     def open_connections(self) -> int:
@@ -227,10 +227,10 @@ class WorkerSlot:
         self.worker = None
         delay = 0.0
         if now - started_at >= _STABLE_TIME:
-            self.early_exits = 0
+            self._early_exits = 0
         else:
-            delay = min(_FIRST_DELAY * 2.0 ** min(self.early_exits, 16), _MAX_DELAY)
-            self.early_exits += 1
+            delay = min(_FIRST_DELAY * 2.0 ** min(self._early_exits, 16), _MAX_DELAY)
+            self._early_exits += 1
         self.start_at = now + delay
         return delay
 

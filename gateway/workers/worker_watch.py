@@ -28,10 +28,10 @@ class WorkerWatch:
     pids: Sequence[memoryview]
     heartbeats: Sequence[memoryview]
     slot: int
-    last: dict[int, tuple[int, int]] = field(default_factory=dict)
+    _last: dict[int, tuple[int, int]] = field(default_factory=dict, init=False)
     """The process and the heartbeat of each worker at the last look, by its slot."""
-    silent_looks: Counter[int] = field(default_factory=Counter)
-    logged: set[int] = field(default_factory=set)
+    _silent_looks: Counter[int] = field(default_factory=Counter, init=False)
+    _logged: set[int] = field(default_factory=set, init=False)
     """The processes of which the log says that they hang."""
 
     def leads(self) -> bool:
@@ -46,20 +46,20 @@ class WorkerWatch:
         """
         for slot in range(len(self.pids)):
             pid, heartbeat = found = self.pids[slot][0], self.heartbeats[slot][0]
-            if found == self.last.get(slot, (0, 0)):
-                self.silent_looks[slot] += 1
+            if found == self._last.get(slot, (0, 0)):
+                self._silent_looks[slot] += 1
             else:
-                self.last[slot] = found
-                self.silent_looks[slot] = 0
-                if pid in self.logged:
-                    self.logged.remove(pid)
+                self._last[slot] = found
+                self._silent_looks[slot] = 0
+                if pid in self._logged:
+                    self._logged.remove(pid)
                     _log.warning("worker %d runs again", pid)
-            if leads and slot != self.slot and self.silent_looks[slot] >= _LOOKS:
+            if leads and slot != self.slot and self._silent_looks[slot] >= _LOOKS:
                 self._log_silence(pid, heartbeat)
 
     def _log_silence(self, pid: int, heartbeat: int) -> None:
-        if pid not in self.logged and is_alive(pid):
-            self.logged.add(pid)
+        if pid not in self._logged and is_alive(pid):
+            self._logged.add(pid)
             seconds = time.monotonic() - heartbeat / 1000
             text = "worker %d has not said anything for %.0f s: its calls wait meanwhile"
             _log.error(text, pid, seconds)

@@ -15,7 +15,7 @@ import pytest
 
 from gateway.app import loaded_resources, standalone
 from gateway.app.build.listening import UnusableSettingsError
-from gateway.app.loaded_resources import load_resources
+from gateway.app.loaded_resources import LoadedResources, load_resources
 from gateway.app.reload import SettingsSource, describe_changes, failure_reason, failure_text
 from gateway.app.shared_memory import SharedMemory
 from gateway.app.standalone import SingleProcessReloader, StandaloneGateway
@@ -96,10 +96,8 @@ def test_worker_count_needs_a_restart() -> None:
     assert load_resources(now, before).settings == _settings(workers=2, watch=False)
 
 
-async def test_files_of_keys_and_certificate_are_followed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(loaded_resources, "POLL_INTERVAL", 0.001)
+def _watched_resources(tmp_path: Path) -> tuple[LoadedResources, Path]:
+    """Load a certificate and a file of API keys, which is returned, too."""
     certificate, key = certificate_files(tmp_path, server_certificate())
     keys = tmp_path / "keys"
     keys.write_text("old")
@@ -108,7 +106,15 @@ async def test_files_of_keys_and_certificate_are_followed(
         api_keys={"team": {"file": str(keys)}},
         routes=[{"upstream": "b", "auth": "team"}],
     )
-    resources, journal = load_resources(settings), SharedMemory().owner_journal
+    return load_resources(settings), keys
+
+
+async def test_files_of_keys_and_certificate_are_followed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loaded_resources, "POLL_INTERVAL", 0.001)
+    resources, keys = _watched_resources(tmp_path)
+    journal = SharedMemory().owner_journal
     assert resources.tls is not None
     before = resources.tls.context
     renewals: list[None] = []
@@ -124,6 +130,36 @@ async def test_files_of_keys_and_certificate_are_followed(
     assert len(renewals) == 1
     following.cancel()
     await asyncio.gather(following, return_exceptions=True)
+
+
+@pytest.mark.parametrize("failing", ["tls", "api_keys"])
+async def test_files_are_followed_after_an_unexpected_error(
+    failing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(loaded_resources, "POLL_INTERVAL", 0.001)
+    resources, keys = _watched_resources(tmp_path)
+    tls = resources.tls
+    assert tls is not None
+    before, renewals, failures = tls.context, list[None](), list[None]()
+
+    def fail() -> None:
+        failures.append(None)
+        raise RuntimeError("unexpected")
+
+    name = {"tls": "reload_if_changed", "api_keys": "refresh"}[failing]
+    with monkeypatch.context() as broken:
+        broken.setattr(type(getattr(resources, failing)), name, lambda _: fail())
+        following = asyncio.create_task(resources.follow(lambda: renewals.append(None)))
+        certificate_files(tmp_path, server_certificate())
+        keys.write_text("new-key")
+        await until(lambda: len(failures) > 1)
+        await until(lambda: renewals if failing == "tls" else tls.context is not before)
+    await until(lambda: renewals and tls.context is not before)
+    following.cancel()
+    await asyncio.gather(following, return_exceptions=True)
+    assert {record.exc_text.splitlines()[-1] for record in caplog.records if record.exc_text} == {
+        "RuntimeError: unexpected"
+    }
 
 
 # ---------------------------------------- why it cannot be used

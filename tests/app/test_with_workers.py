@@ -190,7 +190,7 @@ async def test_unexpected_error_ends_neither_supervisor_nor_worker(
         assert caplog.text.count("RuntimeError: no luck") == 2
         assert reloads.revision["last_failure"] == f"{reloads.file}: {INTERNAL_ERROR_TEXT}"
         with monkeypatch.context() as patch:
-            patch.setattr(LoadedResources, "refresh", fail)  # of keys and certificates
+            patch.setattr(LoadedResources, "_refresh_certificate", fail)
             assert reloads.poll() is None
         assert caplog.text.count("RuntimeError: no luck") == 3
         await _reload(reloads, worker)

@@ -26,9 +26,8 @@ from gateway.http2.hpack import (
     Encoder,
     Header,
     field_size,
-    huffman_decode,
-    huffman_encode,
 )
+from gateway.http2.huffman import huffman_decode, huffman_encode
 from tests.http1.splits import LAW
 from tests.support.rfc7541 import EXAMPLES, SIZE_256, Fields
 

@@ -78,6 +78,13 @@ async def test_response_larger_than_the_limit_fails(endpoint_at: EndpointAt) -> 
     assert caught.value.message == f"the response of {server.url} to GET /x is larger than 99 bytes"
 
 
+async def test_timeout_from_within_is_not_taken_for_that_of_the_request() -> None:
+    with pytest.raises(TimeoutError, match="from within"):
+        await send_control_request(
+            ScriptedEndpoint(EventLog(), TimeoutError("from within")), "/x", 100
+        )
+
+
 def _mismatch() -> ssl.SSLCertVerificationError:
     error = ssl.SSLCertVerificationError(1, "certificate is not valid for 'triton.internal'")
     error.verify_code = 62

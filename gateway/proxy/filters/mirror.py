@@ -156,10 +156,11 @@ class MirroredRequest(ClientRequest):
         operation: Operation,
         record: CallRecord,
     ) -> None:
-        self.record = record
-        """That of the client's call."""
+        self.client_record: CallRecord | None = None
+        """That of the client's call, if it is traced; it may hold the messages of the call."""
         self.trace: CallTrace | None = None
         if record.trace is not None:
+            self.client_record = record
             self.trace = record.trace.copy_for_mirror(mirror.destination.upstream.name)
         self.method = method
         self.target = target
@@ -294,8 +295,8 @@ class DiscardResponse(ClientResponse):
 
 def _report_trace(copy: MirroredRequest, response: DiscardResponse) -> None:
     """Report the span of a copy, if the client's call is traced."""
-    record, main = response.record, copy.record
-    if record.trace is None:
+    record, main = response.record, copy.client_record
+    if record.trace is None or main is None:
         return
     record.seconds = time.perf_counter() - record.started
     record.labels, record.request_id = main.labels, main.request_id

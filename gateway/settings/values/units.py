@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from gateway.settings.values.wording import describe, did_you_mean
 
@@ -60,11 +60,11 @@ class Bounded:
     def describe(self) -> str:
         """Return kind and bounds as a sentence, such as: A duration from 1ms to 1h."""
         word = f", or {self.word}" if self.word else ""
-        return f"{_KINDS[self.parse][0]} from {self.least} to {self.most}{word}."
+        return f"{_KINDS[self.parse].name} from {self.least} to {self.most}{word}."
 
     def format(self, number: float) -> str:
         """Return a number as operators write it: ``1m`` for 60 seconds."""
-        return _KINDS[self.parse][1](number)
+        return _KINDS[self.parse].write(number)
 
 
 def parse_count(value: object) -> int:
@@ -148,13 +148,19 @@ def _format_duration(seconds: float) -> str:
     return _in_largest(round(seconds * 1000), _MILLISECONDS) or "0s"
 
 
-_KINDS: Mapping[Callable[[object], float], tuple[str, Callable[[float], str]]] = {
-    parse_count: ("A whole number", str),
-    parse_size: ("A size", _format_size),
-    parse_duration: ("A duration", _format_duration),
-    parse_percent: ("A percentage", format_percent),
+class _Kind(NamedTuple):
+    """What a value is called, and how it is written."""
+
+    name: str
+    write: Callable[[float], str]
+
+
+_KINDS: Mapping[Callable[[object], float], _Kind] = {
+    parse_count: _Kind("A whole number", str),
+    parse_size: _Kind("A size", _format_size),
+    parse_duration: _Kind("A duration", _format_duration),
+    parse_percent: _Kind("A percentage", format_percent),
 }
-"""What a value is called, and how it is written."""
 
 
 def _or(plain: str | None) -> str:

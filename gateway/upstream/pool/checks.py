@@ -19,14 +19,14 @@ from gateway.sizes import MAX_MODEL_DOCUMENT, MAX_PROBE_RESPONSE
 from gateway.upstream.control_client import send_control_request
 from gateway.upstream.pool.dialect import DialectDetector
 from gateway.upstream.pool.dns import Resolver
-from gateway.upstream.pool.member import ANY_MODEL, Member, ReadyModels, log_level
+from gateway.upstream.pool.member import ANY_MODEL, Member, ReadyModels
 from gateway.upstream.pool.watch import Watch
 from gateway.upstream.transport import UpstreamEndpoint
 
 _INDEX = "/v2/repository/index"
 
 _LIST_TIMEOUT = 5.0
-"""Seconds for a whole list."""
+"""Seconds for the lists of models of a server, both together."""
 
 # The server has no list, or not for everybody. Temporary errors such as 429 and 503 are not here.
 _NOT_SERVED = frozenset((400, 401, 403, 404, 405, 501))
@@ -35,6 +35,14 @@ START_DNS_TIMEOUT = 1.0
 """Seconds for which the start waits for the addresses of names."""
 
 _log = logging.getLogger("tensorgate.upstream")
+
+
+def log_level(is_known: bool | None) -> int:
+    """Choose the level of an event, which has one line in the log over all workers.
+
+    ``is_known`` tells that another worker has found it before; see EjectionListener.
+    """
+    return logging.DEBUG if is_known else logging.WARNING
 
 
 @dataclass(eq=False)
@@ -127,6 +135,15 @@ async def fetch_ready_models(endpoint: UpstreamEndpoint) -> ReadyModels:
     KServe has no repository index, only a V1 list of all its models. Raises GatewayError (502, 503,
     504) for no response or one that makes no sense.
     """
+    try:
+        async with asyncio.timeout(_LIST_TIMEOUT):
+            return await _fetch_index_or_list(endpoint)
+    except TimeoutError:
+        message = f"{endpoint.url} sent no list of models within {_LIST_TIMEOUT:g} s"
+        raise GatewayError(ErrorKind.SERVER_TIMEOUT, message, server=endpoint.name) from None
+
+
+async def _fetch_index_or_list(endpoint: UpstreamEndpoint) -> ReadyModels:
     index = await _fetch_list(endpoint, _INDEX, b'{"ready":true}')
     if index is not None:
         models = _parse_list(index)
@@ -143,7 +160,7 @@ async def _fetch_list(
     endpoint: UpstreamEndpoint, path: str, body: bytes | None = None
 ) -> bytes | None:
     """Fetch a list; None if it is not served. Raises GatewayError as ``fetch_ready_models``."""
-    response = await send_control_request(endpoint, path, MAX_MODEL_DOCUMENT, _LIST_TIMEOUT, body)
+    response = await send_control_request(endpoint, path, MAX_MODEL_DOCUMENT, body=body)
     if response.status in _NOT_SERVED:
         return None
     if response.status != 200:

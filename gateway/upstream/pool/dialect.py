@@ -55,8 +55,8 @@ class DialectDetector(Watch[Member], DialectState):
 
     It asks at the start, once woken, and every ``interval`` seconds while a server has not
     shown what it is. It goes on to ask seldom, as a load balancer may put another server there
-    without a failure. After an error it asks again after ``retry_delay`` seconds, then after twice
-    as many each time, up to ``interval``.
+    without a failure. After an error it asks again after ``retry_delay`` seconds (the first time
+    after a part of them: see Watch), then after twice as many each time, up to ``interval``.
 
     If endpoints differ, the dialect is what all of them understand. A known dialect stays until a
     new response. Workers detect the same at the start: one logs it, the others pass

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -34,14 +33,6 @@ class Outcome(Enum):
     def is_failure(self) -> bool:
         """Tell whether the endpoint has failed; the value names how."""
         return self is not Outcome.SUCCEEDED and self is not Outcome.UNKNOWN
-
-
-def log_level(is_known: bool | None) -> int:
-    """Choose the level of an event, which has one line in the log over all workers.
-
-    ``is_known`` tells that another worker has found it before; see EjectionListener.
-    """
-    return logging.DEBUG if is_known else logging.WARNING
 
 
 @dataclass(frozen=True, slots=True)

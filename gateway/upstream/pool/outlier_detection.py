@@ -15,8 +15,8 @@ from gateway.routing import endpoint_health, latency_outliers
 from gateway.routing.endpoint_health import NOT_EJECTED, EjectionState, OutlierPolicy
 from gateway.sizes import MAX_PROBE_RESPONSE
 from gateway.upstream.control_client import send_control_request
-from gateway.upstream.pool.checks import PoolSupervisor
-from gateway.upstream.pool.member import Member, Outcome, log_level
+from gateway.upstream.pool.checks import PoolSupervisor, log_level
+from gateway.upstream.pool.member import Member, Outcome
 
 _THRESHOLD = 3
 """Connect failures in a row that make the upstream unreachable."""

@@ -10,13 +10,17 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
+from multidict import CIMultiDict, CIMultiDictProxy
 
 from gateway.errors import ErrorKind, GatewayError, bad_response
+from gateway.observe.call_record import CallRecord
+from gateway.observe.call_trace import CallTrace
+from gateway.protocol.operations import Operation, OperationKind
 from gateway.proxy.admission.memory_budget import MemoryBudget
 from gateway.proxy.calls.dispatch import handle_request, proxy_call
 from gateway.proxy.calls.planner import Planner
 from gateway.proxy.destination import Limits
-from gateway.proxy.filters.mirror import Mirror
+from gateway.proxy.filters.mirror import Mirror, MirroredRequest
 from gateway.proxy.router import Route, Router
 from gateway.routing.matcher import Match
 from tests.proxy.calls.scene import plan_of, start
@@ -128,6 +132,18 @@ async def test_other_operations_are_not_mirrored(method: str, target: str) -> No
     fast_path = Planner(scene.router)
     plan = plan_of(fast_path, method, target, {"Content-Length": "2"})
     assert plan is None or plan.mirror is None
+
+
+@pytest.mark.parametrize("is_traced", [False, True])
+def test_copy_keeps_the_record_of_a_traced_call_only(is_traced: bool) -> None:
+    """The record may hold the captured messages of a call that has ended long ago."""
+    record = CallRecord("POST", GENERATE)
+    if is_traced:
+        record.trace = CallTrace(lambda _: None)
+    operation = Operation(OperationKind.GENERATE, "m")
+    headers = CIMultiDictProxy[str](CIMultiDict())
+    copy = MirroredRequest(Scene().mirror, "POST", GENERATE, headers, 2, operation, record)
+    assert copy.client_record is (record if is_traced else None)
 
 
 # --------------------------------------------------------------------------------------- the client

@@ -365,6 +365,25 @@ async def test_other_list_of_models_is_ignored(endpoint_at: EndpointAt, data: by
         assert len(server.requests) == 2
 
 
+async def test_both_lists_of_models_share_one_time_limit(
+    endpoint_at: EndpointAt, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.upstream.pool.checks._LIST_TIMEOUT", 0.3)
+
+    async def slow(connection: Connection) -> None:
+        while await connection.request():
+            await asyncio.sleep(0.2)
+            await connection.send(http_response(status="404 Not Found"))
+
+    async with ScriptedServer(slow) as server:
+        endpoint = endpoint_at(server.url)
+        with pytest.raises(GatewayError) as caught:
+            await fetch_ready_models(endpoint)
+        await endpoint.close()
+    assert caught.value.kind is ErrorKind.SERVER_TIMEOUT
+    assert caught.value.message == f"{server.url} sent no list of models within 0.3 s"
+
+
 def _ready_entry(name: str, version: object = None, state: str = "READY") -> dict[str, Any]:
     return {"name": name, "version": version, "state": state}
 
