@@ -36,7 +36,13 @@ from tests.support.inference_messages import (
 )
 from tests.support.raw_client import RawClient
 from tests.support.servers.model_scripts import read_heads_only
-from tests.support.servers.scripted_server import Connection, Script, ScriptedServer, never_respond
+from tests.support.servers.scripted_server import (
+    Connection,
+    Script,
+    ScriptedServer,
+    always_respond,
+    never_respond,
+)
 
 SIZE = 1_200_000
 """Bytes of a body: more than one read, and more than socket buffers hold."""
@@ -245,6 +251,8 @@ COMPRESSED = {
     form: data.replace(b"\r\n", b"\r\nAccept-Encoding: gzip\r\n", 1) for form, data in EVERY.items()
 }
 TO_JSON = {form: LARGE[form] for form in ("floats", "binary", "passed", "mixed outputs")}
+REWRITTEN = {"buffered binary": infer_binary(binary_header(20_000), bytes(20_000))}
+"""A request that is written as JSON anew for each attempt."""
 SILENT = after_the_metadata(never_respond)
 GONE = {"endpoints": ["http://127.0.0.1:9", "http://127.0.0.1:11"]}
 
@@ -267,6 +275,12 @@ CASES: dict[str, tuple[dict[str, bytes], Script, Ending, dict[str, Any]]] = {
         TO_JSON,
         endless_json,
         leaves_waiting,
+        {"upstream": {"dialect": "json"}},
+    ),
+    "has a JSON server": (
+        TO_JSON | REWRITTEN,
+        always_respond(http_response(JSON_RESPONSE + b"0.5,0.5,0.5,0.5,0.5,0.5,0.5,0.5,0.5]}]}")),
+        is_answered,
         {"upstream": {"dialect": "json"}},
     ),
     "hangs during its upload": (LARGE, read_heads_only, hangs, {"idle_timeout": 0.1}),
