@@ -74,10 +74,10 @@ def write_request(
 ) -> bytes:
     """Write a request for a gRPC server; ``path`` are the names in the path that are known.
 
-    KServe's loads have the model's name as their first field, and nothing else.
-
-    ``body`` is the parsed JSON, or None without a body. Members that the protocol does not know
-    are left out. Raises GatewayError (400) that names message and field.
+    ``body`` is the parsed JSON, or None without a body. The request lacks members that the protocol
+    does not know. With ``loads_by_first_field``, a load or an unload has the model's name as its
+    first field and nothing else, as KServe's servers read it. Raises GatewayError (400) that names
+    message and field.
     """
     from gateway.codec.grpc.document_form import DocumentWriter
 
