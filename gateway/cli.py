@@ -24,7 +24,6 @@ from gateway import __version__
 from gateway.app.build.listening import UnusableSettingsError
 from gateway.app.build.worker_count import worker_count
 from gateway.build_info import COMPILED, describe_build
-from gateway.observe.stderr_handler import StderrHandler
 from gateway.settings.load import load_with_positions
 from gateway.settings.problems import SettingsError
 from gateway.settings.routes import Route, describe_match
@@ -32,6 +31,7 @@ from gateway.settings.schema import ClientTls, Settings
 from gateway.settings.upstreams import Upstream
 from gateway.system.descriptors import open_standard_descriptors, raise_descriptor_limit
 from gateway.system.memory import tune_garbage_collector, tune_malloc, tune_thread_switches
+from gateway.system.stderr_handler import StderrHandler
 
 _T = TypeVar("_T")
 

@@ -15,13 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gateway.observe import families
-from gateway.observe.metric_store import (
-    CounterFamily,
-    Family,
-    HistogramFamily,
-    MetricStore,
-    clean_label,
-)
+from gateway.observe.metric_store import Family, HistogramFamily, MetricStore, clean_label
 from gateway.observe.metric_table import Histograms, MetricTable, RecentHistograms, Words, quantiles
 from gateway.upstream.pool.member import Outcome
 
@@ -41,8 +35,20 @@ MAX_CURVES = 500
 """Endpoints, and routes, of which a point is kept: the busiest ones of each ten seconds. So the
 last hour of all endpoints takes 3 MB at most, and that of all routes too."""
 
-_COUNTERS = [each for each in families.FAMILIES if isinstance(each, CounterFamily)]
-RATE_FAMILIES: Sequence[Family] = (families.DURATION, families.SERVER_DURATION, *_COUNTERS)
+RATE_FAMILIES: tuple[Family, ...] = (
+    families.DURATION,
+    families.REQUEST_BYTES,
+    families.RESPONSE_BYTES,
+    families.SERVER_DURATION,
+    families.SENT_BYTES,
+    families.RECEIVED_BYTES,
+    families.RESPONSES,
+    families.ENDPOINT_FAILURES,
+    families.MIRROR_REQUESTS,
+    families.REFUSALS,
+    families.DROPPED_LOG_LINES,
+)
+"""The families whose rates are shown."""
 LATENCY_FAMILIES = (families.CALL_LATENCY, families.ROUTE_LATENCY, families.ENDPOINT_LATENCY)
 """The histograms of all percentiles. They are large, so only their changes are kept."""
 ERROR_STATUSES = ("5xx", "aborted", "failed")

@@ -6,7 +6,7 @@ Calls are counted in call_metrics.py, what happens beside them in gateway_metric
 from __future__ import annotations
 
 from gateway.observe.metric_cells import FineBuckets
-from gateway.observe.metric_store import CounterFamily, CountFamily, HistogramFamily
+from gateway.observe.metric_store import CounterFamily, CountFamily, Family, HistogramFamily
 
 BUCKETS = (
     *(0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),
@@ -171,9 +171,38 @@ CPU_SECONDS = CounterFamily(
     "process_cpu_seconds", "User and system CPU time of all workers in seconds."
 )
 
-FAMILIES = tuple(
-    each
-    for each in vars().values()
-    if isinstance(each, CounterFamily | CountFamily | HistogramFamily)
+FAMILIES: tuple[Family | CountFamily, ...] = (
+    DURATION,
+    REQUESTS,
+    REQUEST_BYTES,
+    RESPONSE_BYTES,
+    SERVER_DURATION,
+    FIRST_BYTE,
+    SENT_BYTES,
+    RECEIVED_BYTES,
+    RESPONSES,
+    CALL_LATENCY,
+    ROUTE_LATENCY,
+    ENDPOINT_LATENCY,
+    RETRIES,
+    CONVERSIONS,
+    ELEMENTS,
+    MODEL_ELEMENTS,
+    MODEL_BYTES,
+    ERRORS,
+    REFUSALS,
+    QUEUE_WAIT,
+    ENDPOINT_FAILURES,
+    EJECTIONS,
+    MIRROR_REQUESTS,
+    OFFLOAD_JOBS,
+    EVENT_LOOP_LAG,
+    DROPPED_LOG_LINES,
+    EXPORTED_SPANS,
+    DROPPED_SPANS,
+    RELOADS,
+    RELOAD_FAILURES,
+    WORKER_RESTARTS,
+    CPU_SECONDS,
 )
-"""All families of this module, which the store of a gateway has."""
+"""What the store of a gateway has; metrics are shown in this order."""

@@ -28,6 +28,22 @@ _HEADERS = {
     "Accept-Encoding": "identity",
     "User-Agent": "tensorgate-top",
 }
+_NO_GATEWAY = "no gateway has its admin address at {shown}"
+_CLOSED = "{shown} closed the connection before it answered"
+_LOGIN = "wants a login, which this program does not have"
+_STATUSES = {401: _LOGIN, 403: "refuses to answer: {said}", 407: _LOGIN}
+_FAILURES = (
+    (aiohttp.ClientConnectorDNSError, "the host of {shown} is not known: {reason}"),
+    (aiohttp.ClientSSLError, "no TLS connection to {shown}: {reason}"),
+    (ConnectionRefusedError, f"{_NO_GATEWAY}: the connection was refused"),
+    (FileNotFoundError, f"{_NO_GATEWAY}: there is no such socket"),
+    (aiohttp.ClientConnectorError, "cannot connect to {shown}: {reason}"),
+    (TimeoutError, "{shown} did not answer within {seconds:g} s"),
+    (OSError, _CLOSED),
+    (aiohttp.ServerDisconnectedError, _CLOSED),
+    (Exception, "{shown} does not speak HTTP as expected"),
+)
+"""What is said of an error, or of the error of the system below it; the first row holds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,22 +129,20 @@ class AdminClient:
         if status == 200 and isinstance(document, dict):
             return document
         said = cut(plain(text(document, "error")), _MOST_SENTENCE)
+        if sentence := _STATUSES.get(status):
+            raise AdminError(f"{shown} {sentence.format(said=said or 'it gives no reason')}")
         kind = "another kind of document" if status == 200 else f"status {status}"
-        reason = f": {said}" if said else "; is it the admin address of a Tensorgate?"
-        raise AdminError(f"{shown} answers with {kind}{reason}")
+        reason = f": {said}" if said else ""
+        question = "; is it the admin address of a Tensorgate?" if status < 500 else ""
+        raise AdminError(f"{shown} answers with {kind}{reason}{question}")
 
     def _sentence(self, error: Exception) -> str:
-        shown = self._address.shown
-        if isinstance(error, asyncio.TimeoutError):
-            return f"{shown} did not answer within {self._seconds:g} s"
-        if isinstance(error, aiohttp.ClientConnectorError | aiohttp.ClientSSLError):
-            cause = getattr(error, "os_error", error)
-            is_refused = isinstance(cause, ConnectionRefusedError)
-            reason = "the connection was refused" if is_refused else cause.strerror or cause
-            return f"cannot connect to {shown}: {reason}"
-        if isinstance(error, OSError | aiohttp.ServerDisconnectedError):
-            return f"{shown} closed the connection before it answered"
-        return f"{shown} does not speak HTTP as expected"
+        cause = getattr(error, "os_error", error)
+        reason = getattr(cause, "reason", None) or getattr(cause, "strerror", None) or cause
+        sentence = next(
+            text for kind, text in _FAILURES if isinstance(error, kind) or isinstance(cause, kind)
+        )
+        return sentence.format(shown=self._address.shown, reason=reason, seconds=self._seconds)
 
 
 _NOTICE_SECONDS = 15.0

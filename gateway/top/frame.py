@@ -7,12 +7,8 @@ from rich.text import Text
 from gateway.top import formatting
 from gateway.top.client import RETRY_SECONDS, Snapshot, Wanted
 from gateway.top.document import flag, number, objects, text
-from gateway.top.panels import (
-    describe_calls,
-    describe_endpoints,
-    describe_models,
-    describe_overview,
-)
+from gateway.top.lists import describe_calls, describe_endpoints, describe_models
+from gateway.top.overview import describe_overview
 from gateway.top.plain_text import fit, plain, width_of, wrap
 from gateway.top.table import ERROR, QUIET, STRONG, WARNING, Body, line, sentence
 from gateway.top.view import CALLS, ENDPOINTS, MODELS, OVERVIEW, PANELS, View

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import codecs
 import contextlib
 import errno
 import io
@@ -26,12 +27,23 @@ from gateway.top.plain_text import plain
 from gateway.top.view import PANELS, KeyDecoder, View
 
 _INPUT_FLAGS, _LOCAL_FLAGS, _CHARACTERS = 0, 3, 6
+_ASCII = dict(zip("▁▂▃▄▅▆▇█…–·→×↑↓", "_.:-=+*#~-|>x^v", strict=True))
+"""What stands for our own characters where the terminal has none of them."""
+
+
+def _to_ascii(error: UnicodeError) -> tuple[str, int]:
+    assert isinstance(error, UnicodeEncodeError)
+    missing = error.object[error.start : error.end]
+    return "".join(_ASCII.get(each, "?") for each in missing), error.end
+
+
+codecs.register_error("tensorgate-top", _to_ascii)
 
 
 def open_console(*, plain: bool) -> Console:
     """Return what writes to the standard output: with the styles of a terminal, or without any."""
     assert isinstance(sys.stdout, io.TextIOWrapper)
-    sys.stdout.reconfigure(errors="replace")
+    sys.stdout.reconfigure(errors="tensorgate-top")
     return Console(
         force_terminal=not plain,
         color_system=None if plain else "auto",

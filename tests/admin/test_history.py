@@ -12,9 +12,11 @@ from gateway.admin import history as history_module
 from gateway.admin.history import (
     HOUR_POINTS,
     MAX_CURVES,
+    RATE_FAMILIES,
     RECENT_POINTS,
     History,
     Percentiles,
+    Window,
     rates_of,
     rounded,
     route_percentiles,
@@ -27,8 +29,9 @@ from gateway.observe import families
 from gateway.observe.call_metrics import CallMetrics
 from gateway.observe.call_record import CallLabels, CallRecord
 from gateway.observe.metric_cells import PRECISION
-from gateway.observe.metric_store import MetricStore
-from gateway.top import panels
+from gateway.observe.metric_store import Family, MetricStore
+from gateway.observe.metric_table import Words
+from gateway.top import lists, overview
 from tests.admin.site import URL, endpoint, make_settings, state_of, upstream, worker_status
 from tests.support.gateway import until
 from tests.top.documents import lines_of
@@ -482,11 +485,28 @@ def test_latency_of_two_seconds_is_shown_as_such_everywhere_with_its_window(work
     ):
         assert part in paths
     for body, least in (
-        (panels.describe_overview(documents["overview"], (200, 24)), 3),
-        (panels.describe_endpoints(documents["topology"], 0, 200), 5),
-        (panels.describe_models(documents["models"], 0, 200), 3),
+        (overview.describe_overview(documents["overview"], (200, 24)), 3),
+        (lists.describe_endpoints(documents["topology"], 0, 200), 5),
+        (lists.describe_models(documents["models"], 0, 200), 3),
     ):
         text = "\n".join(lines_of(body, 200))
         shown = sum(text.count(f"{seconds} s ") for seconds in ("1.97", "1.98", "2", "2.02"))
         assert shown >= least  # the middle of the fine bucket
         assert "last 30 s" in text
+
+
+def test_history_samples_the_families_whose_rates_are_shown(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each of them is read once a second, and kept for ten."""
+    shown: set[Family] = set()
+    change = Window.change
+
+    def note(window: Window, family: Family) -> Words:
+        shown.add(family)
+        return change(window, family)
+
+    monkeypatch.setattr(Window, "change", note)
+    store = MetricStore(families.FAMILIES, 2)
+    _documents(store, _history(store, 1))
+    assert set(RATE_FAMILIES) == shown

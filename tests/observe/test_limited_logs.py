@@ -7,10 +7,11 @@ import pytest
 
 from gateway.errors import ErrorKind, GatewayError
 from gateway.observe.call_record import CallRecord
-from gateway.observe.failure_log import MIRROR_INTERVAL, FailureLog, MirrorStats
+from gateway.observe.failure_log import FailureLog
 from gateway.observe.families import FAMILIES, MIRROR_REQUESTS
 from gateway.observe.gateway_metrics import GatewayMetrics
 from gateway.observe.metric_store import MetricStore
+from gateway.observe.mirror_stats import LOG_INTERVAL, MirrorStats
 from tests.support.doubles.clock import Clock
 
 REFUSED = GatewayError(ErrorKind.UNREACHABLE, "cannot connect to http://a: Connection refused")
@@ -130,14 +131,14 @@ def test_failures_are_logged_once_a_minute(told: Callable[[], list[str]]) -> Non
     assert told() == ["1 of 2 requests failed, last: it is down"]
     for number in range(99):
         stats.count_sent(f"down for {number}" if number < 37 else "")
-    clock.advance(MIRROR_INTERVAL - 0.1)
+    clock.advance(LOG_INTERVAL - 0.1)
     stats.count_sent("")
     assert told() == []
     # Logged when it is due, although the mirror works again.
     clock.advance(0.1)
     stats.count_sent("")
     assert told() == ["37 of 101 requests failed, last: down for 36"]
-    clock.advance(10 * MIRROR_INTERVAL)
+    clock.advance(10 * LOG_INTERVAL)
     stats.count_sent("")
     assert told() == []
     # After a quiet time, the next failure is logged at once; successes since then count too.
@@ -153,7 +154,7 @@ def test_skipped_requests_are_logged(told: Callable[[], list[str]]) -> None:
     stats.count_skipped("too large")
     stats.count_sent("it is down")
     stats.count_skipped("too many")
-    clock.advance(MIRROR_INTERVAL)
+    clock.advance(LOG_INTERVAL)
     stats.count_sent("")
     assert told() == ["1 of 2 requests failed, 2 were not sent, last: too many"]
 

@@ -13,9 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from gateway.observe import log_writer, stderr_handler
+from gateway.observe import log_writer
 from gateway.observe.log_writer import LogWriter
-from gateway.observe.stderr_handler import StderrHandler
+from gateway.system import stderr_handler
+from gateway.system.stderr_handler import StderrHandler
 
 PATIENCE = 5.0
 
@@ -243,7 +244,7 @@ def test_closing_does_not_wait_for_a_reader_forever(
 _PROCESS = """
 import sys
 from gateway.observe.log_writer import LogWriter
-from gateway.observe.stderr_handler import StderrHandler
+from gateway.system.stderr_handler import StderrHandler
 writer = LogWriter(sys.argv[2] or None)
 for number in range(2000):
     writer.add(f"{sys.argv[1]} {number} {'x' * (number % 300)}.\\n".encode())

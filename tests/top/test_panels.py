@@ -9,12 +9,8 @@ from typing import Any
 import pytest
 from rich.cells import cell_len
 
-from gateway.top.panels import (
-    describe_calls,
-    describe_endpoints,
-    describe_models,
-    describe_overview,
-)
+from gateway.top.lists import describe_calls, describe_endpoints, describe_models
+from gateway.top.overview import describe_overview
 from gateway.top.table import Column, Table, said
 from tests.top import documents
 from tests.top.documents import (

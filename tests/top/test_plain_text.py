@@ -92,7 +92,7 @@ def test_a_sentence_breaks_at_spaces(text: str, width: int, most: int, lines: li
         ({}, False, "utf-8", b"\x1b[1;31m\xe2\x80\xa6[bold]x[/] :smile: 123\x1b[0m\n"),
         ({"NO_COLOR": "1"}, False, "utf-8", b"\x1b[1m\xe2\x80\xa6[bold]x[/] :smile: 123\x1b[0m\n"),
         ({"FORCE_COLOR": "1"}, True, "utf-8", b"\xe2\x80\xa6[bold]x[/] :smile: 123\n"),
-        ({}, True, "ascii", b"?[bold]x[/] :smile: 123\n"),
+        ({}, True, "ascii", b"~[bold]x[/] :smile: 123\n"),
     ],
 )
 def test_a_line_has_the_styles_and_the_characters_that_the_terminal_has(
@@ -108,3 +108,12 @@ def test_a_line_has_the_styles_and_the_characters_that_the_terminal_has(
         monkeypatch.setenv(name, value)
     open_console(plain=plain).print(Text("…[bold]x[/] :smile: 123", "bold red"))
     assert out.getvalue() == painted
+
+
+def test_own_characters_have_substitutes_on_a_terminal_without_utf_8(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    out = io.BytesIO()
+    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(out, "ascii"))
+    open_console(plain=True).print("▁▂▃▄▅▆▇█ … – · → × ↑ ↓ é")
+    assert out.getvalue() == b"_.:-=+*# ~ - | > x ^ v ?\n"

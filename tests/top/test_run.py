@@ -258,7 +258,7 @@ async def test_a_gateway_that_goes_away_is_told_and_read_again_when_it_is_back(
 ) -> None:
     admin = free_address()
     async with terminal(admin, "--interval", "200ms") as top:
-        await top.until(f"Nothing read for 0 s: cannot connect to {admin}")
+        await top.until(f"Nothing read for 0 s: no gateway has its admin address at {admin}")
         async with _gateway(file, server, admin) as gateway:
             await top.until("Nothing is wrong.")
             assert "Nothing read" not in top.text
@@ -397,7 +397,9 @@ def test_once_without_a_gateway_is_an_error(
         main(["top", address, *arguments], prog_name="tensorgate")
     out, err = capsys.readouterr()
     assert (ended.value.code, out) == (1, "")
-    assert err == f"tensorgate: cannot connect to {address}: the connection was refused\n"
+    assert err == (
+        f"tensorgate: no gateway has its admin address at {address}: the connection was refused\n"
+    )
 
 
 async def test_a_slow_gateway_does_not_stop_the_keys() -> None:

@@ -13,7 +13,7 @@ import orjson
 from multidict import CIMultiDict
 from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, model_validator
 
-from gateway.codec.elements.bytes_elements import PREFIX_SIZE, pack_strings
+from gateway.codec.elements.bytes_elements import PREFIX_SIZE, pack_strings, split_elements
 from gateway.codec.elements.rounding import round_to
 from gateway.codec.grpc.infer import write_infer_request
 from gateway.codec.policies import JsonPolicies, Nonfinite
@@ -133,12 +133,25 @@ def make_request(inputs: Sequence[TensorInput], outputs: Sequence[str]) -> Infer
         fields["outputs"] = [{"name": name} for name in outputs]
     request = _read(json.dumps(fields).encode())
     _check_size(tensor.binary_size or 0 for tensor in request.head.inputs)
+    for each in inputs:
+        if each.data is not None and DATATYPES[each.datatype].family is Family.TEXT:
+            _check_elements(each, each.data)
     return with_data(request, b"".join(data), 0)
 
 
 def _check_size(sizes: Iterable[int]) -> None:
     if sum(sizes) > MAX_DATA:
         raise bad_request(f"inputs: all tensors together may have {MAX_DATA >> 20} MiB")
+
+
+def _check_elements(each: TensorInput, data: bytes) -> None:
+    elements, end = split_elements(data, 0)
+    count = element_count(each.shape)
+    if end < len(data) or len(elements) != count:
+        raise bad_request(
+            f"input '{each.name}': bytes: expected {count} elements,"
+            " each its length as uint32 and then its bytes"
+        )
 
 
 def _read(text: bytes) -> InferRequest:

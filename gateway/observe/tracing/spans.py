@@ -49,14 +49,29 @@ _GRPC_SERVER_ERRORS = frozenset(
 )
 """Statuses that are errors of the server; others are those of its client."""
 
-_STATISTICS = "/v2/models/stats"
-_PATH = re.compile(
-    r"(/v[12](?:/repository)?/models)(?:/(?P<model>[^/]+?))?(?:/versions/(?P<version>[^/]+?))?"
-    r"(?P<rest>:predict|(?:/(?:infer|generate|generate_stream|ready|config|stats|load|unload"
-    r"|trace(?:/setting)?))?)|/v2(?:/(?:health/(?:live|ready)|repository/index|logging"
-    r"|trace(?:/setting)?))?"
+_PATHS = frozenset(
+    (
+        "/v1/models",
+        "/v2",
+        "/v2/health/live",
+        "/v2/health/ready",
+        "/v2/logging",
+        "/v2/models/stats",
+        "/v2/repository/index",
+        "/v2/trace",
+        "/v2/trace/setting",
+    )
 )
-"""The paths of the protocol."""
+"""The paths of the protocol that name no model."""
+_MODEL_PATHS = (
+    re.compile(r"(/v1/models)/[^/]+?(/versions/[^/]+?)?(:predict)?"),
+    re.compile(
+        r"(/v2/models)/[^/]+(/versions/[^/]+)?"
+        r"(/infer|/generate|/generate_stream|/ready|/config|/stats|/trace|/trace/setting)?"
+    ),
+    re.compile(r"(/v2/repository/models)/[^/]+()(/load|/unload)"),
+)
+"""Those of a model: what is before its name, its version, and what follows."""
 _AUTHORITY = re.compile(r"(?P<host>\[[^\]]*\]|[^:]*)(?::(?P<port>[0-9]{1,5}))?")
 
 
@@ -336,12 +351,15 @@ def http_route(path: str, operation: str) -> str:
 
 @cached(256)
 def _path_template(path: str, operation: str) -> str:
-    if operation in ("", "other") or (found := _PATH.fullmatch(path)) is None:
+    if operation in ("", "other"):
         return ""
-    if path == _STATISTICS or not found["model"]:
+    if path in _PATHS:
         return path
-    version = "/versions/{version}" if found["version"] else ""
-    return f"{found[1]}/{{model}}{version}{found['rest']}"
+    for pattern in _MODEL_PATHS:
+        if found := pattern.fullmatch(path):
+            models, version, rest = found.groups("")
+            return f"{models}/{{model}}{'/versions/{version}' if version else ''}{rest}"
+    return ""
 
 
 def _grpc_status(code: int) -> str:

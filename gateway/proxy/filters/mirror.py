@@ -20,8 +20,8 @@ from multidict import CIMultiDict, CIMultiDictProxy
 from gateway.errors import ErrorKind, GatewayError, strip_tracebacks
 from gateway.observe.call_record import CallRecord
 from gateway.observe.call_trace import CallTrace
-from gateway.observe.failure_log import MirrorStats
 from gateway.observe.gateway_metrics import MirrorMetrics
+from gateway.observe.mirror_stats import MirrorStats
 from gateway.protocol.operations import OPERATION_KINDS, Operation
 from gateway.proxy.destination import Destination
 from gateway.proxy.interfaces import Call, ClientRequest, ClientResponse, HeaderLines

@@ -145,6 +145,9 @@ def test_description_that_is_wrong_is_named(inputs: object, words: str) -> None:
     [
         ([_tensor(fill="ones", shape=[1] * 100)], "x.*dimensions"),
         ([_tensor(bytes="AAAA")], "x.*3"),
+        ([_tensor(datatype="BYTES", bytes="AwAAAGFi")], "'x': bytes: expected 2 elements"),
+        ([_tensor(datatype="BYTES", bytes="/////w==", shape=[1])], "'x': bytes: expected 1 elem"),
+        ([_tensor(datatype="BYTES", bytes="AQAAAGE=")], "'x': bytes: expected 2 elements"),
         ([_tensor(values=[1, "a"])], "x"),
         ([_tensor(datatype="INT64", values=[1, 2**70])], "x"),
         ([_tensor(values=_nested(100))], "deep|nest|depth|x"),
@@ -159,7 +162,7 @@ def test_description_that_is_wrong_is_named(inputs: object, words: str) -> None:
             "inputs: all tensors together may have 8 MiB",
         ),
     ],
-    ids=range(9),
+    ids=range(12),
 )
 def test_error_names_what_is_wrong(inputs: object, words: str) -> None:
     with pytest.raises(GatewayError) as caught:

@@ -36,11 +36,9 @@ def written(
 ) -> bytes | Failed:
     writer = JsonRequestWriter(request, policies or JsonPolicies())
     try:
-        text = b"".join([writer.feed(piece) for piece in (b"", *data)])
-        writer.finish()
+        return b"".join(map(writer.feed, data)) + writer.finish()
     except GatewayError as error:
         return Failed(error.kind, error.message)
-    return text
 
 
 @strategies.LAW

@@ -20,10 +20,10 @@ POST = request("POST", INFER, json_request())
 ILL = http_response(status="503 Service Unavailable")
 
 
-async def _names(gateway: RunningGateway, data: bytes = GET, count: int = 6) -> list[str]:
+async def _names(gateway: RunningGateway, data: bytes = GET) -> list[str]:
     """Return the servers that respond to the next requests of one client."""
     async with gateway.client() as client:
-        replies = [await client.ask(data) for _ in range(count)]
+        replies = [await client.ask(data) for _ in range(6)]
     return [reply.json["name"] if reply.status == 200 else reply.error for reply in replies]
 
 

@@ -212,10 +212,13 @@ async def test_client_that_leaves_a_response_unread_is_dropped(headers: dict[str
         await client.send(request("GET", "/v2/x"))
         await until(lambda: listener._connections)
         (connection,) = http1_connections(listener)
-        while not connection.unsent:
+
+        async def is_full() -> int:
             await client.send(request("GET", "/v2/x"))
-            await asyncio.sleep(0.02)
             await gateway.until_idle()
+            return connection.unsent
+
+        await until(is_full)
         await client.send(request("GET", "/v2/x", headers=headers))
         await until(lambda: connection.unsent > size and not listener.requests)
         assert listener.buffers.buffered > size

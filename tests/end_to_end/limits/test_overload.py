@@ -97,7 +97,8 @@ async def test_slow_upload_holds_no_slot(target: str) -> None:
         gateway.client() as other,
     ):
         await slow.send(request("POST", target, headers={"Content-Length": "100"}))
-        await asyncio.sleep(0.15)  # longer than the gateway waits for the rest of a small body
+        listener = gateway.gateway.listener
+        await until(lambda: listener.requests == 1 and not listener.deferrals.size)
         assert (await other.ask(request("GET", "/v2/x"))).status == 200
         assert _active_calls_per_limit(gateway) == [0]
 

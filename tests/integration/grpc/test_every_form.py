@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.codec.reference import FLOATS
 from tests.integration.support.client import Client
 from tests.integration.support.client_forms import (
     FORMS,
@@ -28,7 +29,7 @@ from tests.integration.support.client_forms import (
 )
 from tests.integration.support.gateway import running_gateway
 from tests.integration.support.generated_infer_calls import Scene, infer_calls
-from tests.integration.support.infer_messages import DTYPES, FLOATS, Array, Output, Tensor
+from tests.integration.support.infer_messages import DTYPES, Array, Output, Tensor
 from tests.integration.support.real_server import HOST, RealServer
 from tests.support.scale import scaled
 

@@ -8,10 +8,11 @@ import ml_dtypes
 import numpy as np
 from hypothesis import strategies as st
 
+from tests.codec.reference import FLOATS
 from tests.integration.kserve import models as kserve
 from tests.integration.mlserver import models as mlserver
 from tests.integration.support.client_forms import CONTENTS, InferCall
-from tests.integration.support.infer_messages import DTYPES, FLOATS, Array, Tensor
+from tests.integration.support.infer_messages import DTYPES, Array, Tensor
 from tests.integration.triton import models as triton
 
 _DATATYPES = {

@@ -6,32 +6,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
+from tests.codec.reference import DTYPES as CODEC_DTYPES
+from tests.codec.reference import FLOATS
 from tests.integration.support.client import HEADER_LENGTH, Client, Response
 
 Array = npt.NDArray[Any]
 Parameters = Mapping[str, bool | int | float | str]
 
-DTYPES: dict[str, np.dtype[Any]] = {
-    "BOOL": np.dtype("?"),
-    "UINT8": np.dtype("<u1"),
-    "UINT16": np.dtype("<u2"),
-    "UINT32": np.dtype("<u4"),
-    "UINT64": np.dtype("<u8"),
-    "INT8": np.dtype("<i1"),
-    "INT16": np.dtype("<i2"),
-    "INT32": np.dtype("<i4"),
-    "INT64": np.dtype("<i8"),
-    "FP16": np.dtype("<f2"),
-    "BF16": np.dtype(ml_dtypes.bfloat16),
-    "FP32": np.dtype("<f4"),
-    "FP64": np.dtype("<f8"),
-    "BYTES": np.dtype(object),
-}
-FLOATS = ("FP16", "BF16", "FP32", "FP64")
+DTYPES = {name: np.dtype(each) for name, each in CODEC_DTYPES.items()} | {"BYTES": np.dtype("O")}
 
 _LENGTH = struct.Struct("<I")
 

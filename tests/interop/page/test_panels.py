@@ -68,16 +68,6 @@ async def test_calls_of_two_workers_are_in_the_order_of_their_ends(stand: Stand)
             assert found == sorted(found, reverse=True)
 
 
-async def test_models_add_up_with_others_and_one_that_only_fails(stand: Stand) -> None:
-    page, rows = stand.page, "#panel-models .rows tbody tr"
-    async with calls_in_background(stand):
-        await stand.show("models")
-        await page.wait_for_text("other models", rows)
-        await page.wait_for_text("no-such-model", rows)
-        (row,) = [row for row in await page.each(rows) if row.startswith("no-such-model")]
-    assert "no call has succeeded; the last one failed" in row
-
-
 async def test_overview_shows_rates_settings_and_workers(stand: Stand) -> None:
     page = stand.page
     async with calls_in_background(stand):

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.codec.reference import DTYPES
 from tests.interop.page.stand import Stand
 
 _FLOATS = [
@@ -18,16 +19,6 @@ _FLOATS = [
     *np.random.default_rng(1).standard_normal(500, np.float32).tolist(),
     *(np.random.default_rng(2).standard_normal(200) * 1e-6).astype(np.float32).tolist(),
 ]
-
-_DTYPES = {
-    "UINT8": "<u1",
-    "UINT32": "<u4",
-    "INT8": "<i1",
-    "INT64": "<i8",
-    "FP16": "<f2",
-    "FP32": "<f4",
-    "FP64": "<f8",
-}
 
 _SCALES = {
     "unit": lambda image: image / 255,
@@ -53,7 +44,8 @@ async def _bytes(stand: Stand, values: object, datatype: str) -> bytes:
 
 async def test_numbers_become_bytes_of_each_datatype(stand: Stand) -> None:
     values = [0, 1, 2, 127]
-    for datatype, dtype in _DTYPES.items():
+    for datatype in ("UINT8", "UINT32", "INT8", "INT64", "FP16", "FP32", "FP64"):
+        dtype = DTYPES[datatype]
         assert await _bytes(stand, values, datatype) == np.array(values, dtype).tobytes()
     floats = np.array(_FLOATS, np.float32)
     with np.errstate(over="ignore"):
@@ -105,7 +97,7 @@ async def _check_image(stand: Stand, layout: str, scale: str, datatype: str) -> 
         expected = expected.transpose(2, 0, 1)
     batch = np.stack([expected] * (2 if "N" in layout else 1))
     # The page computes with doubles, and rounds to FP32 before it rounds to FP16.
-    numbers = (batch.astype("<f4") if datatype == "FP16" else batch).astype(_DTYPES[datatype])
+    numbers = (batch.astype("<f4") if datatype == "FP16" else batch).astype(DTYPES[datatype])
     assert base64.b64decode(text) == numbers.tobytes()
 
 

@@ -11,17 +11,15 @@ import json
 import math
 import re
 import socket
-import struct
 import threading
-from collections.abc import Iterator
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
 from typing import Any, Self
 
-import numpy as np
 import numpy.typing as npt
 
+from tests.integration.support.infer_messages import decode, encode
 from tests.integration.triton import models as triton
 from tests.integration.triton.models import Model
 from tests.support.servers.numpy_models import WORK, Arrays
@@ -36,23 +34,6 @@ DATATYPES = tuple(each for each in triton.DATATYPES if each not in ("FP16", "BF1
 MODELS = triton.named(
     *(f"identity_{datatype.lower()}" for datatype in DATATYPES), "identity_fp16", "add", "mixed"
 )
-
-
-_DTYPES: dict[str, npt.DTypeLike] = {
-    "BOOL": "?",
-    "FP16": "<f2",
-    "FP32": "<f4",
-    "FP64": "<f8",
-    "BYTES": "O",
-    "UINT8": "<u1",
-    "UINT16": "<u2",
-    "UINT32": "<u4",
-    "UINT64": "<u8",
-    "INT8": "<i1",
-    "INT16": "<i2",
-    "INT32": "<i4",
-    "INT64": "<i8",
-}
 
 
 class RefusedError(Exception):
@@ -87,16 +68,11 @@ def parse_request(body: bytes, header_length: str | None, model: Model) -> Parse
     for entry in fields["inputs"]:
         assert "data" not in entry, "JSON has other rules for nearly each datatype"
         size = entry["parameters"]["binary_data_size"]
-        arrays[entry["name"]] = _array(entry["datatype"], entry["shape"], rest[:size])
+        elements = decode(entry["datatype"], rest[:size])
+        arrays[entry["name"]] = elements.reshape(entry["shape"])
         rest = rest[size:]
     assert set(arrays) == {each.name for each in model.inputs}
     return ParsedRequest(fields.get("id", ""), arrays, _binary_outputs(fields))
-
-
-def _array(datatype: str, shape: list[int], data: bytes) -> npt.NDArray[Any]:
-    if datatype != "BYTES":
-        return np.frombuffer(data, _DTYPES[datatype]).reshape(shape)
-    return np.array([*_split(data), None], object)[:-1].reshape(shape)
 
 
 def _parameters(entry: dict[str, Any]) -> dict[str, Any]:
@@ -116,13 +92,6 @@ def _binary_outputs(fields: dict[str, Any]) -> frozenset[str]:
         for output in fields.get("outputs", [])[-1:]
         if _parameters(output).get("binary_data", by_default)
     )
-
-
-def _split(raw: bytes) -> Iterator[bytes]:
-    while raw:
-        (size,) = struct.unpack_from("<I", raw)
-        yield raw[4 : 4 + size]
-        raw = raw[4 + size :]
 
 
 def metadata_body(model: Model) -> bytes:
@@ -152,7 +121,7 @@ def infer_response(model: Model, request: ParsedRequest, arrays: Arrays) -> tupl
         if declared.name not in request.binary:
             outputs.append(f'{json.dumps(head)[:-1]}, "data": [{_json_data(array)}]}}')
             continue
-        data = _bytes(array)
+        data = encode(declared.datatype, array.ravel())
         # A size of nothing is not told.
         size = {"parameters": {"binary_data_size": len(data)}} if data else {}
         outputs.append(json.dumps(head | size))
@@ -168,12 +137,6 @@ def _json_data(array: npt.NDArray[Any]) -> str:
     if array.dtype == object:
         return ", ".join(json.dumps(value.decode("utf-8", "replace")) for value in values)
     return ", ".join(json.dumps(value) if math.isfinite(value) else "" for value in values)
-
-
-def _bytes(array: npt.NDArray[Any]) -> bytes:
-    if array.dtype != object:
-        return array.tobytes()
-    return b"".join(struct.pack("<I", len(each)) + each for each in array.ravel())
 
 
 class OpenVino:
