@@ -29,12 +29,12 @@ from gateway.proxy.admission.memory_budget import MemoryBudget
 from gateway.proxy.cluster.scatter_gather import count_endpoints
 from gateway.proxy.destination import Destination, Limits, Upstream
 from gateway.proxy.filters.authentication import Authenticator, KeyGroup
-from gateway.proxy.filters.body_filters import FilteredHead
 from gateway.proxy.filters.forwarded_headers import (
     NO_FORWARDED_HEADERS,
     NOTED_HEADERS,
     ForwardedPolicy,
 )
+from gateway.proxy.filters.interfaces import FilteredHead
 from gateway.proxy.filters.mirror import MIRRORED_KINDS, Mirror
 from gateway.proxy.headers import ResponseHeaderPolicy
 from gateway.proxy.readiness import Readiness

@@ -99,6 +99,10 @@ class HeaderBudget:
                 "(limits.max_inference_header_bytes)",
             )
 
+    def unspent(self) -> HeaderBudget:
+        """Return a budget with the same caps, of which nothing is spent."""
+        return HeaderBudget(self.cap, self.tensor_cap, self.words)
+
     def memory(self, tensors: int) -> int:
         """Estimate the bytes of memory of what was parsed."""
         return _PER_HEADER_BYTE * self.used + _TENSOR_MEMORY * tensors

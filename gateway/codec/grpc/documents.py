@@ -7,7 +7,7 @@ schema: none contains itself. Unknown fields are skipped. protobuf is imported w
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from gateway.protocol.datatypes import DATATYPES
 from gateway.protocol.error_vocabulary import REQUEST, RESPONSE
@@ -34,19 +34,26 @@ MAX_REQUEST_VALUES: Final = 4 * 1024
 """Fields and values of a request: it has a few parameters or settings, and takes 10 ms at most."""
 
 MAX_RESPONSE_VALUES: Final = 128 * 1024
-"""Those of a response: enough for the statistics of 1,000 models; 0.2 s at most."""
+"""A response may have more: enough for the statistics of 1,000 models; 0.2 s at most."""
 
 _REPOSITORY_NAME: Final = "repository_name"
 _MODEL_NAME: Final = "model_name"
 
 
-def read_request(
-    rpc: str, data: Buffer, max_bytes: int = MAX_SERVER_DOCUMENT
-) -> tuple[dict[str, str], dict[str, Any]]:
+class HttpForm(NamedTuple):
+    """A request of a gRPC client as it is over HTTP.
+
+    ``path`` has the names in its path, which may be empty; ``body`` is its JSON.
+    """
+
+    path: dict[str, str]
+    body: dict[str, Any]
+
+
+def read_request(rpc: str, data: Buffer, max_bytes: int = MAX_SERVER_DOCUMENT) -> HttpForm:
     """Read a request of a gRPC client as it is over HTTP.
 
-    Returns the names in its path, which may be empty, and its JSON. Raises GatewayError: 400 that
-    names message and field, 413 above a limit.
+    Raises GatewayError: 400 that names message and field, 413 above a limit.
     """
     from gateway.codec.grpc.document_form import members_of, read_message
 
@@ -59,7 +66,7 @@ def read_request(
         path = {_REPOSITORY_NAME: "", _MODEL_NAME: path[_REPOSITORY_NAME]}
     if rpc.startswith("RepositoryModel"):
         _check_files(name, message)
-    return path, members.get(BODIES.get(name, ""), members)
+    return HttpForm(path, members.get(BODIES.get(name, ""), members))
 
 
 def write_request(
@@ -67,10 +74,10 @@ def write_request(
 ) -> bytes:
     """Write a request for a gRPC server; ``path`` are the names in the path that are known.
 
-    KServe's loads have the model's name as their first field, and nothing else.
-
-    ``body`` is the parsed JSON, or None without a body. Members that the protocol does not know
-    are left out. Raises GatewayError (400) that names message and field.
+    ``body`` is the parsed JSON, or None without a body. The request lacks members that the protocol
+    does not know. With ``loads_by_first_field``, a load or an unload has the model's name as its
+    first field and nothing else, as KServe's servers read it. Raises GatewayError (400) that names
+    message and field.
     """
     from gateway.codec.grpc.document_form import DocumentWriter
 

@@ -79,14 +79,15 @@ class MessageKind(Generic[Head]):
         and the requested outputs. Raises GatewayError: 400 or 502 that names the tensor, or the
         byte that is no protobuf; 413.
         """
+        # The split counts all bytes beside data, and the parts count the same bytes anew.
         budget = HeaderBudget(header_cap, tensor_cap, self.words)
         try:
             message_id, raw, rest = _split(data, self.raw_tag, budget)
             if raw:
                 head = self._read_raw(data, rest, tuple(map(len, raw)), budget)
                 return head, message_id, [[view] for view in raw], True
-            parts = MessageParts(data, rest, budget)
-            found = _read_typed(parts.tensors, data, budget)
+            parts = MessageParts(data, rest, budget.unspent())
+            found = _read_typed(parts.tensors, data, parts.budget)
         except WireError as error:
             raise self.words.invalid_protobuf(error) from None
         head = self.make_head(
@@ -115,7 +116,7 @@ class MessageKind(Generic[Head]):
     def _parse(
         self, data: Buffer, ranges: Sequence[int], sizes: Sequence[int], budget: HeaderBudget
     ) -> Head:
-        parts = MessageParts(data, ranges, budget)
+        parts = MessageParts(data, ranges, budget.unspent())
         return self.make_head(parts, _check_raw(parts.tensors, sizes, self.words))
 
     def write(
@@ -214,7 +215,6 @@ class MessageParts:
         self.parameters: Final[Fields] = {}
         self.unknown: Final = bytearray()
         self.budget: Final = budget
-        budget.used = 0  # the split has counted the same bytes
         for start, end in _pairs(ranges):
             reader = WireReader(data, start, end)
             while tag := reader.next_tag():

@@ -123,7 +123,10 @@ def convert_large_body(body: bytes, plan: ResponsePlan) -> ConvertedResponse | N
     if plan.action is not ResponseAction.WRITE_JSON or plan.header_size is None:
         return None
     written = write_json_fast(body, plan.header_size)
-    return None if written is None else ConvertedResponse(written[0], elements=written[1])
+    if written is None:
+        return None
+    text, elements = written
+    return ConvertedResponse(text, elements=elements)
 
 
 def fill_empty_outputs(document: bytes, plan: ResponsePlan) -> bytes:
@@ -162,12 +165,13 @@ def has_requested_encoding(header: bytes, plan: ResponsePlan) -> bool:
 def _write_json(body: bytes, header_size: int, plan: ResponsePlan) -> ConvertedResponse:
     """Write a binary response as JSON."""
     written = write_json_fast(body, header_size)
-    if written is None:
-        converter = json_converter(header_size, *plan.policies_and_caps)
-        text = converter.text(body)
-        converter.finish()
-        written = text, converter.element_count
-    return ConvertedResponse(written[0], elements=written[1])
+    if written is not None:
+        text, elements = written
+        return ConvertedResponse(text, elements=elements)
+    converter = json_converter(header_size, *plan.policies_and_caps)
+    text = converter.text(body)
+    converter.finish()
+    return ConvertedResponse(text, elements=converter.element_count)
 
 
 def _encode(body: bytes, header_size: int | None, plan: ResponsePlan) -> ConvertedResponse:
@@ -194,9 +198,11 @@ def write_json_fast(body: bytes, header_size: int) -> tuple[bytes, int] | None:
     if _KEY not in head.written:
         head.written[_KEY] = _write_around_data(head)
     written: tuple[list[bytes], int] | None = head.written[_KEY]
-    if written is None or header_size + written[1] != len(body):
+    if written is None:
         return None
-    around = written[0]
+    around, data_size = written
+    if header_size + data_size != len(body):
+        return None
     text: list[TextChunk] = [around[0]]
     if response.id is not None:
         text = [b'{"id":', orjson.dumps(response.id), b",", around[0][1:]]

@@ -47,8 +47,16 @@ class ElementSink(Protocol):
         """Take the next run, or the next piece of a long string."""
 
 
-_OffloadedRun = tuple[TensorDecoder, ElementRun, OffloadFuture | tuple[int, bytes]]
-"""A run of numbers that is converted elsewhere, or was converted here while others were."""
+class OffloadedRun:
+    """A run of numbers that is converted elsewhere, or was converted here while others were."""
+
+    def __init__(
+        self, tensor: TensorDecoder, run: ElementRun, result: OffloadFuture | tuple[int, bytes]
+    ) -> None:
+        self.tensor = tensor
+        self.run = run
+        self.result = result
+        """The job elsewhere; or the number of elements, and their bytes."""
 
 
 class JsonMessageReader(ABC):
@@ -72,7 +80,7 @@ class JsonMessageReader(ABC):
         self._words = words
         self._extractor = DataExtractor(header_cap, depth_cap, words, tensor_cap)
         self._offloader = offloader
-        self._offloaded: deque[_OffloadedRun] = deque()
+        self._offloaded: deque[OffloadedRun] = deque()
         self._arrays: list[DataArray] = []
         self._queue: deque[tuple[DataArray, ElementRun | StringPart]] = deque()
         self._is_blocked = False
@@ -219,7 +227,7 @@ class JsonMessageReader(ABC):
     @property
     def future(self) -> OffloadFuture | None:
         """Return the first offloaded job that must be done before ``finish``."""
-        result = self._offloaded[0][2] if self._offloaded else None
+        result = self._offloaded[0].result if self._offloaded else None
         return None if isinstance(result, tuple) else result
 
     def _convert(self, sink: ElementSink, item: ElementRun | StringPart) -> bool:
@@ -235,7 +243,7 @@ class JsonMessageReader(ABC):
         ):
             result = self._offload(sink, item, self._offloader)
             if result is not None:
-                self._offloaded.append((sink, item, result))
+                self._offloaded.append(OffloadedRun(sink, item, result))
                 return True
         try:
             self._feed(sink, item)
@@ -266,15 +274,18 @@ class JsonMessageReader(ABC):
     def _collect_offloaded(self) -> None:
         """Collect offloaded results in order."""
         while self._offloaded and ((future := self.future) is None or future.done):
-            tensor, run, result = self._offloaded.popleft()
-            if not isinstance(result, tuple):
-                data = result.take_result()
-                if data is None:
+            offloaded = self._offloaded.popleft()
+            tensor, run, result = offloaded.tensor, offloaded.run, offloaded.result
+            if isinstance(result, tuple):
+                count, data = result
+            else:
+                converted = result.take_result()
+                if converted is None:
                     self._feed(tensor, run)
                     continue
-                result = len(data) // (tensor.datatype.size or 1), data
-            tensor.append(result[0], result[1])
-            self.buffered_data_bytes += len(result[1]) - len(run)
+                count, data = len(converted) // (tensor.datatype.size or 1), converted
+            tensor.append(count, data)
+            self.buffered_data_bytes += len(data) - len(run)
             self._converted_count += 1
 
     def _finish_header(self) -> None:
@@ -339,7 +350,7 @@ class JsonMessageReader(ABC):
 
 
 class DataArray:
-    """The data of one tensor; ``elements`` is its sink, None until that is known."""
+    """The data of one tensor; ``sink`` is None until it is known."""
 
     def __init__(self, index: int, label: str) -> None:
         self.index = index

@@ -8,15 +8,13 @@ from gateway.errors import GatewayError, bad_request, shorten
 from gateway.protocol.error_vocabulary import REQUEST
 from gateway.protocol.grpc.wire import (
     LENGTH,
-    MAX_GROUP_SIZE,
     MAX_MESSAGE,
-    MAX_TAG_BYTES,
     START_GROUP,
     Buffer,
+    SkippedGroup,
     TruncatedError,
     WireError,
     WireReader,
-    group_too_large,
 )
 from gateway.sizes import QUOTED_NAME
 
@@ -82,11 +80,13 @@ class ModelScanner:
         self._offset = 0
         """Bytes of the message before this piece, or before the field that is incomplete."""
         self._incomplete = bytearray()
-        """The start of a field that must be read whole: a group, a name, or a marked value."""
+        """The start of a field that must be read whole: a tag, a number, a name, a marked value."""
         self._needed = 0
         """The bytes of it that must be there before it is read again."""
         self.skip_size = 0
         """How many of the next bytes are of one value: to scan them costs nothing."""
+        self._group: SkippedGroup | None = None
+        """The group that has not ended; none of its fields is kept."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -124,10 +124,7 @@ class ModelScanner:
 
     def end(self) -> None:
         """Note the end of the message; raises GatewayError if it is within a field."""
-        if self._incomplete:
-            self._needed = 0
-            self.feed(b"")
-        if self._incomplete or self.skip_size:
+        if self._incomplete or self.skip_size or self._group is not None:
             offset = self._offset + len(self._incomplete)
             raise REQUEST.invalid_protobuf(WireError("a field that is cut short", offset))
         self.ended = True
@@ -136,7 +133,7 @@ class ModelScanner:
         if self.skip_size:
             step = min(self.skip_size, len(piece))
             self.skip_size -= step
-            self._offset += step
+            self._advance(step)
             piece = piece[step:]
         if self._incomplete:
             self._incomplete += piece
@@ -147,22 +144,31 @@ class ModelScanner:
         self._needed = 0
         reader = WireReader(piece)
         try:
+            if self._group is not None:
+                self._skip_group(reader, self._group)
             while tag := reader.next_tag():
                 self._read_field(reader, tag)
-        except TruncatedError:
-            self._keep_start(piece, reader.field_start)
+        except TruncatedError as error:
+            self._keep_start(piece, reader.field_start, error.missing)
         else:
             self._offset += len(piece)
 
-    def _keep_start(self, piece: Buffer, start: int) -> None:
-        """Keep the start of a field that has not arrived as a whole."""
-        size = len(piece) - start
-        if piece[start] & 7 == START_GROUP:
-            if size > MAX_GROUP_SIZE + 2 * MAX_TAG_BYTES:
-                raise group_too_large(start)
-            self._needed = 2 * size  # so that small pieces do not cost a scan each
-        self._offset += start
+    def _keep_start(self, piece: Buffer, start: int, missing: int) -> None:
+        """Keep the start of a field that has not arrived as a whole, but for values in groups."""
+        if self._group is not None and missing:
+            start = len(piece)
+            self.skip_size = missing
+            self._group.fields += 1
+            self.fields += 1
+        self._advance(start)
         self._incomplete += piece[start:]
+
+    def _advance(self, size: int) -> None:
+        """Leave bytes behind, which the next piece does not have."""
+        self._offset += size
+        if self._group is not None:
+            self._group.tag_start -= size
+            self._group.start -= size
 
     def _read_field(self, reader: WireReader, tag: int) -> None:
         if tag >> 3 > self._last_wanted:
@@ -171,12 +177,26 @@ class ModelScanner:
         if wire_type == LENGTH:
             self._read_value(reader, tag)
         elif wire_type == START_GROUP:
-            self.fields += reader.skip_group(tag >> 3)
+            self._group = SkippedGroup(tag >> 3, reader.field_start, reader.position)
+            self._skip_group(reader, self._group)
+            return
         else:
             reader.skip(tag)
         self.fields += 1
         if self.fields > MAX_FIELDS:
-            raise WireError(f"more than {MAX_FIELDS} fields", reader.field_start)
+            raise _too_many_fields(reader)
+
+    def _skip_group(self, reader: WireReader, group: SkippedGroup) -> None:
+        """Skip what there is of a group."""
+        before = group.fields
+        try:
+            reader.skip_rest(group)
+        finally:
+            self.fields += group.fields - before
+        self._group = None
+        self.fields += 1
+        if self.fields > MAX_FIELDS:
+            raise _too_many_fields(reader)
 
     def _read_value(self, reader: WireReader, tag: int) -> None:
         """Read a length, and what follows if it is wanted; else skip that."""
@@ -237,3 +257,7 @@ class ModelScanner:
 
     def _label(self, field: int) -> str:
         return "the model's version" if field == self._version_field else "the model's name"
+
+
+def _too_many_fields(reader: WireReader) -> WireError:
+    return WireError(f"more than {MAX_FIELDS} fields", reader.field_start)

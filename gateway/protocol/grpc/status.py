@@ -50,16 +50,23 @@ class GrpcStatus(IntEnum):
 
 _BY_CODE: Final = {int(status): status for status in GrpcStatus}
 _OF_ERRORS: Final = {
-    **{status.http: status for status in GrpcStatus if status.http not in (200, 400, 409, 500)},
     400: GrpcStatus.INVALID_ARGUMENT,
+    401: GrpcStatus.UNAUTHENTICATED,
+    403: GrpcStatus.PERMISSION_DENIED,
+    404: GrpcStatus.NOT_FOUND,
     405: GrpcStatus.UNIMPLEMENTED,
     409: GrpcStatus.ABORTED,
     413: GrpcStatus.RESOURCE_EXHAUSTED,
     415: GrpcStatus.UNIMPLEMENTED,
+    429: GrpcStatus.RESOURCE_EXHAUSTED,
+    499: GrpcStatus.CANCELLED,
     500: GrpcStatus.INTERNAL,
+    501: GrpcStatus.UNIMPLEMENTED,
     502: GrpcStatus.UNAVAILABLE,
+    503: GrpcStatus.UNAVAILABLE,
+    504: GrpcStatus.DEADLINE_EXCEEDED,
 }
-"""What stands for a status over HTTP alone, and one of several codes for the others."""
+"""The code for a status over HTTP."""
 
 
 def http_status(code: int) -> int:

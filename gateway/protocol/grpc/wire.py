@@ -23,7 +23,7 @@ MAX_MESSAGE: Final = 2**31 - 1
 MAX_GROUP_DEPTH: Final = 32
 """Nested groups that are skipped. The runtime takes 100, messages around them included."""
 
-MAX_GROUP_SIZE: Final = 4 * 1024
+MAX_GROUP_SIZE: Final = 64 * 1024
 """Bytes of a group that is skipped; each of its fields costs time. No server uses groups."""
 
 MAX_VARINT_BYTES: Final = 10
@@ -45,12 +45,26 @@ class WireError(Exception):
 
 
 class TruncatedError(WireError):
-    """Bytes that are not valid protobuf yet: they end within a field."""
+    """Bytes that are not valid protobuf yet: they end within a field.
+
+    ``missing`` are the bytes that a value lacks whose size is known; 0 for another field.
+    """
+
+    def __init__(self, reason: str, offset: int, missing: int = 0) -> None:
+        super().__init__(reason, offset)
+        self.missing: Final = missing
 
 
-def group_too_large(offset: int) -> WireError:
-    """Make the error of a group that is not skipped, by the offset of its tag."""
-    return WireError(f"a group of more than {MAX_GROUP_SIZE} bytes", offset)
+class SkippedGroup:
+    """A group that is skipped, by the offsets of its tag and of its first field."""
+
+    def __init__(self, number: int, tag_start: int, start: int) -> None:
+        self.open: Final = [number]
+        """The numbers of the groups that have not ended, the innermost one last."""
+        self.tag_start = tag_start
+        self.start = start
+        self.fields = 0
+        """Fields and groups in it so far."""
 
 
 class WireReader:
@@ -110,7 +124,8 @@ class WireReader:
                 raise WireError(f"a length of {size} bytes exceeds protobuf's limit", start)
         if size > self.end - self.position:
             left = self.end - self.position
-            raise TruncatedError(f"a value of {size} bytes is cut short: {left} are left", start)
+            reason = f"a value of {size} bytes is cut short: {left} are left"
+            raise TruncatedError(reason, start, size - left)
         return size
 
     def size_ahead(self, tag: int) -> int:
@@ -177,29 +192,33 @@ class WireReader:
 
     def skip_group(self, number: int) -> int:
         """Skip a group whose tag was read; return the number of fields and groups in it."""
+        group = SkippedGroup(number, self.field_start, self.position)
+        self.skip_rest(group)
+        return group.fields
+
+    def skip_rest(self, group: SkippedGroup) -> None:
+        """Skip a group from a field in it; if it is cut short, ``field_start`` is the field's."""
         # A loop: nested groups cost two bytes each, and must not exhaust the stack.
-        groups = [number]
-        count = 0
-        first = self.position
-        while groups:
-            start = self.position
-            if start - first > MAX_GROUP_SIZE:
-                raise group_too_large(self.field_start)
+        numbers = group.open
+        while numbers:
+            start = self.field_start = self.position
+            if start - group.start > MAX_GROUP_SIZE:
+                raise WireError(f"a group of more than {MAX_GROUP_SIZE} bytes", group.tag_start)
             if start >= self.end:
-                raise TruncatedError(f"group {groups[-1]} never ends", start)
+                raise TruncatedError(f"group {numbers[-1]} never ends", start)
             tag = self._read_tag()
             wire_type = tag & 7
-            count += 1
             if wire_type == START_GROUP:
-                if len(groups) >= MAX_GROUP_DEPTH:
+                if len(numbers) >= MAX_GROUP_DEPTH:
                     raise WireError(f"groups nested deeper than {MAX_GROUP_DEPTH}", start)
-                groups.append(tag >> 3)
+                numbers.append(tag >> 3)
             elif wire_type == END_GROUP:
-                if groups.pop() != tag >> 3:
+                if numbers.pop() != tag >> 3:
                     raise WireError(f"group {tag >> 3} ends within another", start)
             else:
                 self.skip(tag)
-        return count
+            group.fields += 1
+        self.field_start = group.tag_start
 
     def _read_tag(self) -> int:
         start = self.position

@@ -148,18 +148,19 @@ class UpstreamCall:
             self._release_endpoint(None, is_retried=True)
 
     async def _send(self, attempt: Attempt) -> UpstreamResponse:
-        request, record = self._request, self._record
+        # The body may outlive its reading, with the response: it must not refer to this call.
+        request, record, deadline, retry = self._request, self._record, self._deadline, self._retry
         server = attempt.endpoint.server_for(is_grpc=request.is_grpc)
-        self._deadline.expect_server(server)
+        deadline.expect_server(server)
         if isinstance(request.body, AsyncIterable):
             is_read_once = isinstance(request.body, AsyncIterator)
 
             def begin() -> None:
                 # Not even the wait for a first piece: it is cancelled with the attempt.
-                self._retry.is_repeatable = not is_read_once
+                retry.is_repeatable = not is_read_once
 
             def count(piece: bytes | memoryview) -> None:
-                self._deadline.expect_server(server)
+                deadline.expect_server(server)
                 record.sent_bytes += len(piece)
 
             request = _watched(request, begin, count)

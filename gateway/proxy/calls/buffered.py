@@ -27,7 +27,6 @@ from gateway.proxy.admission.deadline import (
 )
 from gateway.proxy.attempts.attempt import Attempt
 from gateway.proxy.attempts.retry import RetryState, UpstreamCall
-from gateway.proxy.body_io import ResponseRelay
 from gateway.proxy.calls.handler import BufferedHandler, ServerRequest, ServerResponse
 from gateway.proxy.destination import Destination
 from gateway.proxy.errors import INTERNAL_ERROR, error_response, run_with_deadline
@@ -473,6 +472,5 @@ class BufferedCall:
         deadline: Deadline,
     ) -> None:
         request, destination = self._request, self._destination
-        encoding, form = request.output_encoding, request.response_form
-        relay = ResponseRelay(received, server, response, destination, deadline, encoding, form)
+        relay = request.relay_of(received, server, response, destination, deadline)
         await self._plan.handler.relay(request, relay)

@@ -325,7 +325,7 @@ class StreamInferHandler(CallHandler):
         record.trace = main.trace
         record.reserved = main.reserved
         convert, cap = infer_converter(limits, is_raw=read.is_raw), limits.max_buffered_body_bytes
-        response = HttpFormResponse(call.response, convert, cap, reservation, record)
+        response = HttpFormResponse(call.response, convert, cap, reservation, record, is_sent=False)
         part = replace(call, response=response, operation=operation)
         try:
             await InferHandler(scope, 0, 0).send(part, received_message(read))
@@ -475,11 +475,11 @@ class RpcHandler(CallHandler):
             parsed = parse_json(document)
             return [write_model_config(parsed) if from_metadata else write_response(name, parsed)]
 
-        operation = call.operation
+        operation, sent_name = call.operation, name
         if from_metadata:
-            name = "ModelMetadata"
+            sent_name = "ModelMetadata"
             operation = replace(operation, kind=OperationKind.MODEL_METADATA)
-        as_http = http_request_of(name, path, body)
+        as_http = http_request_of(sent_name, path, body)
         check_target(as_http.method, as_http.target)
         request = HttpFormRequest(call.request, as_http, body)
         cap = call.destination.limits.max_buffered_body_bytes

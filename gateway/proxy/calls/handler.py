@@ -23,16 +23,23 @@ from gateway.protocol.grpc.headers import STATUS, is_grpc_type, read_message, re
 from gateway.protocol.grpc.status import GrpcStatus, http_status, status_name
 from gateway.protocol.messages import ALL_BINARY, OutputEncoding
 from gateway.protocol.operations import QUERIES, Operation, OperationKind
+from gateway.proxy.admission.deadline import Deadline
 from gateway.proxy.body_io import ResponseRelay, passthrough, relay_response, relay_tensors
 from gateway.proxy.destination import Destination, Limits, Upstream
 from gateway.proxy.headers import ResponseHeaderPolicy, connection_options, end_to_end, with_body
 from gateway.proxy.infer.convert_buffered_request import ReceivedRequest
 from gateway.proxy.infer.generate import generate
-from gateway.proxy.interfaces import Call, ResponseTemplate
+from gateway.proxy.interfaces import Call, ClientResponse, ResponseTemplate
 from gateway.sizes import CACHED_HEADS, CONVERT_CHUNK
 from gateway.system.bounded_cache import BoundedCache
 from gateway.upstream.content_decoding import quote_error
-from gateway.upstream.transport import Body, FieldLines, RequestTemplate, UpstreamRequest
+from gateway.upstream.transport import (
+    Body,
+    FieldLines,
+    RequestTemplate,
+    UpstreamRequest,
+    UpstreamResponse,
+)
 
 ClientMessage = tuple[ResponseTemplate, bytes, bytes | memoryview, FieldLines]
 """A response for a client: its template, the lines of further headers, its body and trailers."""
@@ -106,6 +113,18 @@ class ServerRequest:
             self.is_grpc,
             self.is_idempotent,
         )
+
+    def relay_of(
+        self,
+        received: UpstreamResponse,
+        server: ServerName,
+        response: ClientResponse,
+        destination: Destination,
+        deadline: Deadline,
+    ) -> ResponseRelay:
+        """Return the relay of its response, in the encoding and form that the client wants."""
+        encoding, form = self.output_encoding, self.response_form
+        return ResponseRelay(received, server, response, destination, deadline, encoding, form)
 
 
 class ServerResponse:

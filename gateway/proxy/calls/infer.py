@@ -163,14 +163,9 @@ class InferHandler(BufferedHandler):
             record.request_elements = request.elements
             sent = request.for_attempts(request.lines, waits_for_chunks=True)
             async with send_call(call, sent) as upstream_call:
-                relay = ResponseRelay(
-                    upstream_call.response,
-                    upstream_call.server,
-                    call.response,
-                    destination,
-                    call.deadline,
-                    request.output_encoding,
-                    request.response_form,
+                response, server = upstream_call.response, upstream_call.server
+                relay = request.relay_of(
+                    response, server, call.response, destination, call.deadline
                 )
                 await self.relay(request, relay)
 

@@ -76,8 +76,8 @@ class HttpFormResponse(ClientResponse):
     """Takes a response over HTTP, and sends it as a gRPC client gets it.
 
     ``convert`` makes the message of a response with its status, headers and body; it may raise
-    GatewayError. A response may have ``cap`` bytes, which are reserved as they come. With a
-    ``record`` of its own, it is not sent: the caller takes its message or its error.
+    GatewayError. A response may have ``cap`` bytes, which are reserved as they come. If it is not
+    ``is_sent``, the caller takes its message or its error. ``record`` replaces that of the call.
     """
 
     def __init__(
@@ -87,6 +87,8 @@ class HttpFormResponse(ClientResponse):
         cap: int,
         reservation: Reservation,
         record: CallRecord | None = None,
+        *,
+        is_sent: bool = True,
     ) -> None:
         self.record = response.record if record is None else record
         self.is_grpc = True
@@ -96,6 +98,7 @@ class HttpFormResponse(ClientResponse):
         self._convert = convert
         self._cap = cap
         self._reservation = reservation
+        self._is_sent = is_sent
         self._status = 0
         self._headers = CIMultiDict[str]()
         self._body = bytearray()
@@ -123,7 +126,7 @@ class HttpFormResponse(ClientResponse):
             )
 
     async def finish(self, trailers: HeaderLines = ()) -> None:
-        """Convert the response, and send it as a message with a status, or as that of an error."""
+        """Convert the response; it is sent as a message with a status, or as that of an error."""
         response, body = self._response, bytes(self._body)
         self._body.clear()
         try:
@@ -132,7 +135,7 @@ class HttpFormResponse(ClientResponse):
             )
         except HttpError as error:
             self.error = error.with_traceback(None)  # it has a frame with this response
-        if self.record is not response.record:
+        if not self._is_sent:
             return
         if self.error is not None:
             await send_status(response, self.error.code, self.error.text)

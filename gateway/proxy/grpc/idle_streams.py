@@ -10,7 +10,7 @@ from gateway.protocol.error_vocabulary import RESPONSE
 from gateway.protocol.grpc.framing import MessageReader
 from gateway.protocol.grpc.wire import MAX_MESSAGE
 from gateway.proxy.admission.deadline import Deadline
-from gateway.proxy.filters.body_filters import WrappedResponse
+from gateway.proxy.filters.interfaces import WrappedResponse
 from gateway.proxy.grpc.request import GrpcRequest
 from gateway.proxy.interfaces import ClientResponse
 from gateway.proxy.readiness import CACHE_SECONDS, Readiness

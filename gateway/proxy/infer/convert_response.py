@@ -229,20 +229,22 @@ async def _relay_in_form(
 
 async def _relay_text(relay: ResponseRelay, converter: ResponseConverter, chunks: Chunks) -> None:
     """Send the text of a response while it arrives; text of less than a chunk is sent at once."""
-    response = relay.response
+    response, whole = relay.response, b""
     with relay.reserve() as reservation:
         async for text in coalesce(_texts(relay, converter, chunks, reservation)):
-            if not response.started and len(text) < CONVERT_CHUNK:  # there is no more
-                whole = ConvertedResponse(bytes(text), elements=converter.element_count)
-                await _send(relay, whole)
-                return
+            if not response.started and len(text) < CONVERT_CHUNK:
+                whole = bytes(text)  # there is no more; to leave the loop early would cost a task
+                continue
             if not response.started:
                 # The head is read by now, unless there is not even text before the first output.
                 response.record.response_elements = converter.element_count
                 changed = {"Content-Type": "application/json"}
                 await relay.start(with_body(relay.upstream_response.headers, changed))
             await write(response, text, relay.deadline)
-        await response.finish()
+        if response.started:
+            await response.finish()
+        else:
+            await _send(relay, ConvertedResponse(whole, elements=converter.element_count))
 
 
 async def _texts(

@@ -1,6 +1,6 @@
 """An endpoint that speaks HTTP/1.1: it sends requests over pooled connections.
 
-These are idle ones, released ones, and new ones.
+A request takes an idle connection, else the first one that another call releases or that opens.
 """
 
 from __future__ import annotations

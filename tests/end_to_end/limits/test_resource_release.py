@@ -15,7 +15,7 @@ import pytest
 from gateway.listener.client_call import Continuation
 from gateway.listener.connection import Http1Call
 from gateway.upstream.address import TcpAddress
-from tests.support.checks.garbage import no_garbage
+from tests.support.checks.garbage import no_garbage, no_suspended_generators
 from tests.support.gateway import (
     RunningGateway,
     gateway_before,
@@ -35,8 +35,14 @@ from tests.support.inference_messages import (
     metadata,
 )
 from tests.support.raw_client import RawClient
-from tests.support.servers.model_scripts import read_heads_only
-from tests.support.servers.scripted_server import Connection, Script, ScriptedServer, never_respond
+from tests.support.servers.model_scripts import model_script, read_heads_only
+from tests.support.servers.scripted_server import (
+    Connection,
+    Script,
+    ScriptedServer,
+    always_respond,
+    never_respond,
+)
 
 SIZE = 1_200_000
 """Bytes of a body: more than one read, and more than socket buffers hold."""
@@ -245,6 +251,8 @@ COMPRESSED = {
     form: data.replace(b"\r\n", b"\r\nAccept-Encoding: gzip\r\n", 1) for form, data in EVERY.items()
 }
 TO_JSON = {form: LARGE[form] for form in ("floats", "binary", "passed", "mixed outputs")}
+REWRITTEN = {"buffered binary": infer_binary(binary_header(20_000), bytes(20_000))}
+"""A request that is written as JSON anew for each attempt."""
 SILENT = after_the_metadata(never_respond)
 GONE = {"endpoints": ["http://127.0.0.1:9", "http://127.0.0.1:11"]}
 
@@ -269,6 +277,12 @@ CASES: dict[str, tuple[dict[str, bytes], Script, Ending, dict[str, Any]]] = {
         leaves_waiting,
         {"upstream": {"dialect": "json"}},
     ),
+    "has a JSON server": (
+        TO_JSON | REWRITTEN,
+        always_respond(http_response(JSON_RESPONSE + b"0.5,0.5,0.5,0.5,0.5,0.5,0.5,0.5,0.5]}]}")),
+        is_answered,
+        {"upstream": {"dialect": "json"}},
+    ),
     "hangs during its upload": (LARGE, read_heads_only, hangs, {"idle_timeout": 0.1}),
     "leaves a mirrored call": (EVERY, SILENT, leaves_waiting, MIRRORED),
     "sends garbage": (LARGE, after_the_metadata(closes), breaks, {}),
@@ -288,6 +302,18 @@ async def test_call_frees_everything_of_a_client_that(
     forms: dict[str, bytes], script: Script, end: Ending, settings: dict[str, Any]
 ) -> None:
     await check_each(forms, script, end, **settings)
+
+
+@pytest.mark.parametrize("form", [*SMALL, *TO_JSON])
+async def test_converted_response_leaves_no_suspended_generator(form: str) -> None:
+    header = binary_response_header(400)
+    # It is decoded as it arrives, so nobody knows how long it is.
+    headers = {**GZIP, HEADER_LENGTH: str(len(header)), "Content-Type": "application/octet-stream"}
+    coded = http_response(gzip.compress(header + bytes(400)), headers)
+    async with gateway_before(model_script(coded)) as (_, gateway), gateway.client() as client:
+        with no_suspended_generators():
+            assert (await client.ask(EVERY[form])).status == 200
+            await gateway.until_idle()
 
 
 @pytest.mark.parametrize("size", [0, 1_000_000], ids=["asked again", "relayed"])

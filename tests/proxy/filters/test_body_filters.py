@@ -24,13 +24,8 @@ from gateway.proxy.admission.memory_budget import Reservation
 from gateway.proxy.calls.dispatch import handle_request
 from gateway.proxy.calls.planner import Planner
 from gateway.proxy.filters import body_filters
-from gateway.proxy.filters.body_filters import (
-    MIN_SIZE,
-    BodyFilter,
-    CompressedResponse,
-    FilteredHead,
-    WrappedResponse,
-)
+from gateway.proxy.filters.compression import MIN_SIZE, CompressedResponse
+from gateway.proxy.filters.interfaces import BodyFilter, FilteredHead, WrappedResponse
 from gateway.proxy.interfaces import Call, ClientResponse
 from gateway.proxy.router import Route, Router
 from gateway.routing.matcher import Match

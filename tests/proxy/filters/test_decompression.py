@@ -17,7 +17,7 @@ from gateway.protocol.operations import parse_operation
 from gateway.proxy.admission.deadline import Deadline
 from gateway.proxy.body_io import ClientBody
 from gateway.proxy.destination import Limits
-from gateway.proxy.filters.body_filters import DecompressedRequest, decompress_request
+from gateway.proxy.filters.compression import DecompressedRequest, decompress_request
 from gateway.proxy.interfaces import Call
 from gateway.sizes import CONVERT_CHUNK
 from tests.support.checks.time_slices import cancelled_after, others

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import gc
+import sys
 import types
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import gateway
 
@@ -31,6 +33,29 @@ def no_garbage(left_by: str) -> Iterator[None]:
     finally:
         gc.enable()
     assert not found, f"{left_by}: {found}"
+
+
+@contextmanager
+def no_suspended_generators() -> Iterator[None]:
+    """Check that each async generator of the gateway that dies inside has run to its end.
+
+    For one that has not the event loop starts a task, which closes it.
+    """
+    found: list[str] = []
+    hooks = sys.get_asyncgen_hooks()
+
+    def note(generator: AsyncGenerator[Any, Any]) -> None:
+        if name := name_of_gateway(generator):
+            found.append(name)
+        assert hooks.finalizer is not None
+        hooks.finalizer(generator)
+
+    sys.set_asyncgen_hooks(finalizer=note)
+    try:
+        yield
+    finally:
+        sys.set_asyncgen_hooks(*hooks)
+    assert not found
 
 
 def _living() -> Counter[str]:
