@@ -85,6 +85,8 @@ class Exchange(ReservedConnection):
     both at once: servers often send the one after the other.
     """
 
+    head_delay: float  # declared here, too: an attribute of a class that is not compiled is slow
+
     def __init__(self, deferrals: TimeoutQueue) -> None:
         self._deferrals = deferrals
         self.receiver: ResponseReceiver | None = None
