@@ -142,4 +142,5 @@ def _check(case: _Case, response: bytes) -> None:
 
 
 def _as_bf16(values: np.ndarray[Any, np.dtype[np.float64]]) -> list[Any]:
-    return list(read_numbers(round_to(values, DATATYPES["BF16"]).tobytes(), DATATYPES["BF16"]))
+    bits = round_to(values, DATATYPES["BF16"]).tobytes()
+    return list(read_numbers(bits, DATATYPES["BF16"]).tolist())
