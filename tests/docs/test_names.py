@@ -87,7 +87,7 @@ def test_every_setting_that_a_page_names_is_one(page: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
 def test_every_metric_that_a_page_names_is_one(page: Path) -> None:
-    """The table of metrics has all of them: tests/observe/test_metrics.py."""
+    """The table of metrics has all of them: tests/observe/test_call_metrics.py."""
     table = (ROOT / "docs" / "guide" / "metrics.md").read_text()
     known = set(re.findall(r"^\| `(tensorgate_\w+)`", table, re.MULTILINE))
     named = set(_METRIC.findall(page.read_text()))

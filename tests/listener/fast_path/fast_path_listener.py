@@ -89,11 +89,11 @@ async def listening(
         router = Router([Route(Match(), (destination,), codings=codings)])
 
         async def on_request(client: ClientRequest, http_response: ClientResponse) -> None:
-            await handle_request(client, http_response, fast_path)
+            await handle_request(client, http_response, planner)
 
         listener = HttpListener(on_request, observers)
-        fast_path = Planner(router)
-        listener.set_planner(fast_path)
+        planner = Planner(router)
+        listener.set_planner(planner)
         listener.trace_sampler = trace_sampler
         (sock,) = open_tcp_sockets("127.0.0.1", 0)
         here = FastPathListener(
@@ -104,7 +104,7 @@ async def listening(
             yield here
         finally:
             await listener.drain(0.05, 0.05)
-            fast_path.close()
+            planner.close()
             await destination.upstream.metadata.close()
             await destination.upstream.pool.close()
         assert here.outstanding == 0

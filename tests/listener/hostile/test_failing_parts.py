@@ -183,19 +183,19 @@ class _World:
         self.mirror = Mirror(self.destination, 0.5, faults.serve_mirrored)
         route = Route(Match(), (self.destination,), mirror=self.mirror, server_timing=True)
         self.router = Router([route], faults.random)
-        self.fast_path = Planner(self.router)
+        self.planner = Planner(self.router)
         self.closed = 0
         self.listener = HttpListener(
             self._handle, (faults.observe,), self._note_closed, self.buffers
         )
-        self.listener.set_planner(self.fast_path)
+        self.listener.set_planner(self.planner)
         self.listener.forwarding = ForwardedPolicy(
             True, (), via=True, request_id=True, identity="x"
         )
         self.listener.trace_sampler = TraceSampler(0.5, faults.observe, faults.random)
 
     async def _handle(self, request: ClientRequest, response: ClientResponse) -> None:
-        await handle_request(request, response, self.fast_path)
+        await handle_request(request, response, self.planner)
 
     def _note_closed(self) -> None:
         self.closed += 1
@@ -205,7 +205,7 @@ class _World:
         """Return all that calls and connections hold."""
         held = {
             **find_left_in_listener(self.listener),
-            "on the fast path": self.fast_path.in_flight,
+            "on the fast path": self.planner.in_flight,
             "leases": sum(self.destination.upstream.pool.outstanding),
             "slots": self.limit.active + self.limit.queued,
             "copies": self.mirror.in_flight,
@@ -220,7 +220,7 @@ class _World:
     async def close(self) -> None:
         await self.listener.drain(0.05, 0.0)
         await self.mirror.close()
-        self.fast_path.close()
+        self.planner.close()
         await self.destination.upstream.pool.close()
 
 

@@ -42,10 +42,10 @@ BINARY = {"Content-Type": "application/octet-stream"}
 
 
 def plan_of(
-    fast_path: Planner, method: str, target: str, headers: Mapping[str, str] | list[tuple[str, str]]
+    planner: Planner, method: str, target: str, headers: Mapping[str, str] | list[tuple[str, str]]
 ) -> CallPlan | None:
     """Return the plan for a head that is not one of gRPC."""
-    plan = fast_path.plan(client_head(method, target, headers, fast_path.head_parser), target)
+    plan = planner.plan(client_head(method, target, headers, planner.head_parser), target)
     assert plan is None or isinstance(plan, CallPlan)
     return plan
 
@@ -57,15 +57,15 @@ def make_plan(
     limits: Limits = LIMITS,
 ) -> CallPlan | None:
     """Return the plan for a head, with one server."""
-    fast_path = Planner(single_destination(make_destination(ReadyEndpoint(), limits=limits)))
+    planner = Planner(single_destination(make_destination(ReadyEndpoint(), limits=limits)))
     try:
-        return plan_of(fast_path, method, target, headers)
+        return plan_of(planner, method, target, headers)
     finally:
-        fast_path.close()
+        planner.close()
 
 
 def start(
-    fast_path: Planner,
+    planner: Planner,
     method: str,
     target: str,
     headers: Mapping[str, str] | list[tuple[str, str]],
@@ -76,10 +76,10 @@ def start(
     lines = CIMultiDict(headers)
     if body:
         lines.setdefault("Content-Length", str(len(body)))
-    head = client_head(method, target, lines, fast_path.head_parser)
-    plan = fast_path.plan(head, target)
+    head = client_head(method, target, lines, planner.head_parser)
+    plan = planner.plan(head, target)
     assert plan is not None
-    call = fast_path.prepare(plan, head, body, client)
+    call = planner.prepare(plan, head, body, client)
     if call is not None:
         call.start()
     return call
@@ -101,7 +101,7 @@ class Scene:
         destination = make_destination(self.endpoint, limits=limits, policies=policies)
         self.destination: Destination = replace(destination, retry_policy=retry)
         with mock.patch("asyncio.get_running_loop", return_value=self.clock):
-            self.fast_path = Planner(single_destination(self.destination))
+            self.planner = Planner(single_destination(self.destination))
 
     def start(
         self,
@@ -112,7 +112,7 @@ class Scene:
     ) -> BufferedCall | None:
         """Start a call; a Content-Length is added if there is a body."""
         self.client.record = CallRecord(method, target)
-        return start(self.fast_path, method, target, headers or {}, body, self.client)
+        return start(self.planner, method, target, headers or {}, body, self.client)
 
     def infer(self) -> BufferedCall:
         call = self.start()

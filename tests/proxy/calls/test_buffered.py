@@ -52,7 +52,7 @@ async def test_ended_call_does_not_time_out() -> None:
 async def test_closed_fast_path_times_out_nothing() -> None:
     scene = Scene()
     scene.get()
-    scene.fast_path.close()
+    scene.planner.close()
     scene.clock.advance(1000)
     assert scene.client.responses == []
     assert scene.clock.pending == []
@@ -204,7 +204,7 @@ async def test_client_that_cannot_be_told_is_dropped_and_nothing_is_kept(
     assert scene.log[-1] == "client is cut off"
     assert scene.outstanding == 0
     assert scene.destination.memory_budget.total == 0
-    assert scene.fast_path.in_flight == 0
+    assert scene.planner.in_flight == 0
     assert "the client fails" in caplog.text
 
 

@@ -148,8 +148,8 @@ async def test_ambiguous_path_matches_only_if_all_readings_agree(
 # ------------------------------------------------------------------------------------------ weights
 
 
-def _start(fast_path: Planner, headers: dict[str, str] | None = None) -> bool:
-    return start(fast_path, "GET", "/v2/x", headers or {}, b"", ScriptedClient()) is not None
+def _start(planner: Planner, headers: dict[str, str] | None = None) -> bool:
+    return start(planner, "GET", "/v2/x", headers or {}, b"", ScriptedClient()) is not None
 
 
 async def test_plan_chooses_an_upstream_for_each_request() -> None:
@@ -157,17 +157,17 @@ async def test_plan_chooses_an_upstream_for_each_request() -> None:
     route = Route(
         Match(), (make_destination(one), make_destination(two)), (3, 1), sticky_header="x-user"
     )
-    fast_path = Planner(Router([route], _scripted([0.0, 0.8, 0.1, 0.9, 0.2])))
+    planner = Planner(Router([route], _scripted([0.0, 0.8, 0.1, 0.9, 0.2])))
     asked = []
     for _ in range(4):
-        assert _start(fast_path)
+        assert _start(planner)
         asked.append((len(one.asked), len(two.asked)))
     assert asked == [(1, 0), (1, 1), (2, 1), (2, 2)]
     users = [str(i) for i in range(20)]
     for user in users:
         before = len(one.asked), len(two.asked)
         for _ in range(2):
-            assert _start(fast_path, {"X-User": user})
+            assert _start(planner, {"X-User": user})
         after = len(one.asked), len(two.asked)
         stays = choose_by_weight((3, 4), hash_to_fraction(user))
         assert after[stays] == before[stays] + 2
@@ -180,10 +180,10 @@ async def test_weights_hold_if_one_upstream_never_takes_the_fast_path() -> None:
     one, two = make_destination(ready), make_destination(unready)
     numbers = [hash_to_fraction(str(i)) for i in range(10_000)]
     router = Router([Route(Match(), (one, two), (90, 10))], _scripted(numbers))
-    fast_path = Planner(router)
+    planner = Planner(router)
     taken: Counter[str] = Counter()
     for _ in range(5000):
-        if _start(fast_path):
+        if _start(planner):
             taken["one"] += 1
         else:
             chosen = router.find("GET", "/v2/x", _headers()).choice.take()

@@ -46,16 +46,16 @@ FLOODS: dict[str, tuple[str, str]] = {
 
 @pytest.mark.parametrize(("target", "host"), FLOODS.values(), ids=FLOODS)
 async def test_plans_are_still_found_after_a_flood_of_other_heads(target: str, host: str) -> None:
-    fast_path = Planner(single_destination(make_destination(ReadyEndpoint())))
+    planner = Planner(single_destination(make_destination(ReadyEndpoint())))
     innocents = [(INFER, JSON_TYPE), (PREDICT, JSON_TYPE), ("/v2/models/m/stats", {})]
-    before = [plan_of(fast_path, "POST", *each) for each in innocents]
+    before = [plan_of(planner, "POST", *each) for each in innocents]
     assert None not in before
     for number in range(5000):
         headers = {**JSON_TYPE, "Host": host.format(number)}
-        assert plan_of(fast_path, "POST", target.format(number), headers) is not None
-    after = [plan_of(fast_path, "POST", *each) for each in innocents]
+        assert plan_of(planner, "POST", target.format(number), headers) is not None
+    after = [plan_of(planner, "POST", *each) for each in innocents]
     assert all(one is other for one, other in zip(before, after, strict=True))
-    fast_path.close()
+    planner.close()
 
 
 class _CountingRouter(Router):
@@ -203,9 +203,9 @@ async def test_request_takes_the_streaming_path_if_no_connection_can_be_reserved
 
 async def test_upstream_without_endpoints_takes_the_streaming_path() -> None:
     destination = make_destination(ReadyEndpoint())
-    fast_path = Planner(single_destination(destination))
+    planner = Planner(single_destination(destination))
     destination.upstream.pool.set_endpoints([])
-    assert start(fast_path, "GET", "/v2/x", {}, b"", ScriptedClient()) is None
+    assert start(planner, "GET", "/v2/x", {}, b"", ScriptedClient()) is None
     await destination.upstream.pool.close()
 
 
@@ -244,9 +244,9 @@ def _router(*headers: str, dropped: frozenset[str] = frozenset()) -> tuple[Route
 async def test_noted_and_passed_headers_do_not_change_the_plan(
     method: str, target: str, dropped: frozenset[str]
 ) -> None:
-    fast_path = Planner(_router("X-Kind", dropped=dropped)[0])
+    planner = Planner(_router("X-Kind", dropped=dropped)[0])
     plans = [
-        plan_of(fast_path, method, target, headers)
+        plan_of(planner, method, target, headers)
         for headers in (
             {},
             {"Traceparent": "00-1-2-03", "Cookie": "a=b"},
@@ -257,23 +257,23 @@ async def test_noted_and_passed_headers_do_not_change_the_plan(
     ]
     assert plans[0] is not None
     assert all(plan is plans[0] for plan in plans)
-    assert plan_of(fast_path, method, target, {"x-kind": "yes"}) is not plans[0]
-    fast_path.close()
+    assert plan_of(planner, method, target, {"x-kind": "yes"}) is not plans[0]
+    planner.close()
 
 
 @pytest.mark.parametrize("dropped", [frozenset[str](), ALL_NOTED], ids=["passed", "replaced"])
 @pytest.mark.parametrize("name", ["X-Request-Id", "Forwarded"])
 async def test_route_can_match_a_noted_header(name: str, dropped: frozenset[str]) -> None:
     router, chosen = _router(name, dropped=dropped)
-    fast_path = Planner(router)
+    planner = Planner(router)
     for value, times in [("no", 0), ("yes", 1), ("no", 1), ("yes", 2)]:
         headers = {name: value, "X-A": "1"}
-        assert start(fast_path, "GET", "/v2/x", headers, b"", ScriptedClient()) is not None
+        assert start(planner, "GET", "/v2/x", headers, b"", ScriptedClient()) is not None
         assert len(chosen.asked) == times
     expected = {"Host": "h", "X-A": "1", **({} if dropped else {name: "yes"})}
     for asked in chosen.asked:
         assert sorted(asked.lines) == sorted(expected.items())
-    fast_path.close()
+    planner.close()
 
 
 @pytest.mark.parametrize("header", ["X-Key", "X-Request-Id", None])
@@ -284,12 +284,12 @@ async def test_plan_of_an_authenticated_client_is_for_its_key_only(header: str |
     route = Route(
         Match(), (make_destination(ReadyEndpoint()),), keys=(group,), dropped_headers=dropped
     )
-    fast_path = Planner(Router([route]))
+    planner = Planner(Router([route]))
     key = "secret" if header else "Bearer secret"
-    assert plan_of(fast_path, "GET", "/v2/x", {name: key}) is not None
+    assert plan_of(planner, "GET", "/v2/x", {name: key}) is not None
     for headers in ({}, {name: "other"}, {name: f"{key}x"}):
-        assert plan_of(fast_path, "GET", "/v2/x", headers) is None
-    fast_path.close()
+        assert plan_of(planner, "GET", "/v2/x", headers) is None
+    planner.close()
 
 
 async def test_plan_of_an_open_route_is_not_for_a_client_with_a_key() -> None:
@@ -298,14 +298,14 @@ async def test_plan_of_an_open_route_is_not_for_a_client_with_a_key() -> None:
     endpoint = ReadyEndpoint()
     to = (make_destination(endpoint),)
     routes = [Route(Match(model=Pattern.of("m")), to, keys=(group,)), Route(Match(), to)]
-    fast_path = Planner(Router(routes))
+    planner = Planner(Router(routes))
     for value in ("Bearer of-the-server", "Bearer secret"):
         headers = {"Authorization": value}
-        assert start(fast_path, "GET", "/v2/x", headers, b"", ScriptedClient()) is not None
+        assert start(planner, "GET", "/v2/x", headers, b"", ScriptedClient()) is not None
     passed, withheld = (dict(asked.lines) for asked in endpoint.asked)
     assert passed["Authorization"] == "Bearer of-the-server"
     assert "Authorization" not in withheld
-    fast_path.close()
+    planner.close()
 
 
 @pytest.mark.parametrize("header", ["X-User", "X-Forwarded-For"])
@@ -315,16 +315,16 @@ async def test_hash_header_chooses_the_endpoint(header: str) -> None:
     destination = make_destination(*endpoints)
     pool = Pool(endpoints, load_balancing=LoadBalancingPolicy(hash_header=header))
     upstream = replace(destination.upstream, pool=pool)
-    fast_path = Planner(single_destination(replace(destination, upstream=upstream)))
+    planner = Planner(single_destination(replace(destination, upstream=upstream)))
     for user in range(20):
         before = [len(each.asked) for each in endpoints]
         for _ in range(4):
             headers = {header: str(user)}
-            assert start(fast_path, "GET", "/v2/x", headers, b"", ScriptedClient()) is not None
+            assert start(planner, "GET", "/v2/x", headers, b"", ScriptedClient()) is not None
         grown = [len(each.asked) - old for each, old in zip(endpoints, before, strict=True)]
         assert sorted(grown) == [0, 0, 0, 4]
     assert min(len(each.asked) for each in endpoints) > 0
-    fast_path.close()
+    planner.close()
 
 
 # ---------------------------------------------------------------------------------------- requests

@@ -91,9 +91,9 @@ def test_filter_looks_only_at_the_headers_that_it_names(
 
 
 async def test_plans_are_cached_by_the_headers_of_all_filters() -> None:
-    fast_path = Planner(single_destination(make_destination(ReadyEndpoint())))
+    planner = Planner(single_destination(make_destination(ReadyEndpoint())))
     headers = dict.fromkeys(body_filters.FILTERED_HEADERS, "x")
-    head = client_head("POST", INFER, headers, fast_path.head_parser)
+    head = client_head("POST", INFER, headers, planner.head_parser)
     assert {name.lower() for name, _ in head.keyed_headers} >= body_filters.FILTERED_HEADERS
 
 
@@ -104,9 +104,9 @@ async def test_plans_are_cached_by_the_headers_of_all_filters() -> None:
 async def test_content_type_of_a_cloud_matters_to_inference_alone(
     target: str, on_fast_path: bool
 ) -> None:
-    fast_path = Planner(single_destination(make_destination(ReadyEndpoint())))
+    planner = Planner(single_destination(make_destination(ReadyEndpoint())))
     headers = {"Content-Type": APPLYING["Content-Type"]}
-    assert (plan_of(fast_path, "POST", target, headers) is not None) is on_fast_path
+    assert (plan_of(planner, "POST", target, headers) is not None) is on_fast_path
 
 
 class _MarkedResponse(WrappedResponse):
@@ -142,9 +142,9 @@ def invented_filter() -> Iterator[None]:
 @pytest.mark.usefixtures("invented_filter")
 @pytest.mark.parametrize("target", [INFER, "/v2/x", "/v2/models/m/generate"])
 async def test_fast_path_leaves_calls_to_a_filter_in_the_list(target: str) -> None:
-    fast_path = Planner(single_destination(make_destination(ReadyEndpoint())))
-    assert plan_of(fast_path, "POST", target, FILTERED) is None
-    assert plan_of(fast_path, "POST", target, OTHER) is not None
+    planner = Planner(single_destination(make_destination(ReadyEndpoint())))
+    assert plan_of(planner, "POST", target, FILTERED) is None
+    assert plan_of(planner, "POST", target, OTHER) is not None
 
 
 async def _served(headers: dict[str, str]) -> tuple[ScriptedEndpoint, ScriptedClientResponse]:

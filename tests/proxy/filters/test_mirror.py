@@ -129,8 +129,8 @@ async def test_other_operations_are_not_mirrored(method: str, target: str) -> No
     await scene.ask(target, b"{}", method=method)
     assert scene.server.requests
     assert not scene.mirror.in_flight
-    fast_path = Planner(scene.router)
-    plan = plan_of(fast_path, method, target, {"Content-Length": "2"})
+    planner = Planner(scene.router)
+    plan = plan_of(planner, method, target, {"Content-Length": "2"})
     assert plan is None or plan.mirror is None
 
 
@@ -180,18 +180,18 @@ async def test_fast_path_samples_each_request() -> None:
     mirror = Mirror(destination, 0.3, proxy_call)
     ready = ReadyEndpoint()
     route = Route(Match(), (make_destination(ready),), mirror=mirror)
-    fast_path = Planner(Router([route], _drawn(0.29, 0.3, 0.9, 0.0, 0.1)))
+    planner = Planner(Router([route], _drawn(0.29, 0.3, 0.9, 0.0, 0.1)))
     body = json_request()
     copied = []
     for _ in range(4):
         before = len(shadow.requests)
-        assert start(fast_path, "POST", INFER, {"X-A": "1"}, body, ScriptedClient()) is not None
+        assert start(planner, "POST", INFER, {"X-A": "1"}, body, ScriptedClient()) is not None
         await until(lambda: not mirror.in_flight)
         copied.append(len(shadow.requests) - before)
     assert copied == [1, 0, 0, 1]
     # A call that leaves the fast path is sampled on the streaming path.
     ready.ready = False
-    assert start(fast_path, "POST", INFER, {"X-A": "1"}, body, ScriptedClient()) is None
+    assert start(planner, "POST", INFER, {"X-A": "1"}, body, ScriptedClient()) is None
     assert not mirror.in_flight
 
 
@@ -202,13 +202,13 @@ async def test_mirrored_request_cancelled_before_its_start_releases_its_memory()
     shadow = ScriptedEndpoint(EventLog(), OK)
     mirror = Mirror(make_destination(shadow), 1.0, proxy_call)
     route = Route(Match(), (make_destination(ReadyEndpoint()),), mirror=mirror)
-    fast_path = Planner(Router([route]))
-    assert start(fast_path, "POST", GENERATE, {}, b"{}", ScriptedClient()) is not None
+    planner = Planner(Router([route]))
+    assert start(planner, "POST", GENERATE, {}, b"{}", ScriptedClient()) is not None
     assert mirror.destination.memory_budget.total == 2
     await mirror.close()
     assert (mirror.in_flight, mirror.destination.memory_budget.total) == (0, 0)
     assert shadow.requests == []
-    fast_path.close()
+    planner.close()
 
 
 # --------------------------------------------------------------------------------------------- caps
