@@ -53,8 +53,8 @@ class OffloadThreads(Offloader):
         self, text: memoryview, datatype: Datatype, open_before: int, open_after: int
     ) -> OffloadFuture | None:
         """Decode a part of an array; see Offloader."""
-        pool, code = self._free_pool(len(text)), DATATYPE_CODES.get(datatype.name)
-        if pool is None or code is None:
+        code = DATATYPE_CODES.get(datatype.name)
+        if code is None or (pool := self._free_pool(len(text))) is None:
             return None
         return _OffloadedJob(self, pool.decode_numbers(text, code, open_before, open_after))
 
@@ -62,8 +62,8 @@ class OffloadThreads(Offloader):
         self, data: bytes | memoryview, datatype: Datatype, nonfinite: Nonfinite, continued: bool
     ) -> OffloadFuture | None:
         """Encode elements; see Offloader."""
-        pool, code = self._free_pool(len(data)), DATATYPE_CODES.get(datatype.name)
-        if pool is None or code is None:
+        code = DATATYPE_CODES.get(datatype.name)
+        if code is None or (pool := self._free_pool(len(data))) is None:
             return None
         policy = NONFINITE_CODES[nonfinite]
         return _OffloadedJob(self, pool.encode_numbers(data, code, policy, continued))

@@ -279,8 +279,9 @@ def _build(
     logs = ejection_sync is None or ejection_sync.slot == 0
     state = _configured_dialect_state(declared)
     if declared.dialect == "auto":
-        intervals = _DIALECT_INTERVAL, DIALECT_RETRY_INTERVAL
-        state = DialectDetector(spec.name, *intervals, logs, protocol)
+        state = DialectDetector(
+            spec.name, _DIALECT_INTERVAL, DIALECT_RETRY_INTERVAL, logs, protocol
+        )
     elif logs and protocol.is_choice:
         _log.info("upstream %s: %s", spec.name, protocol.describe(DIALECTS[declared.dialect]))
     clock = asyncio.get_running_loop().time

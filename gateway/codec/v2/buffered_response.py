@@ -189,7 +189,7 @@ def _encode(body: bytes, header_size: int | None, plan: ResponsePlan) -> Convert
 def write_json_fast(body: bytes, header_size: int) -> tuple[bytes, int] | None:
     """Write a binary response as JSON; return it with the number of its elements.
 
-    Returns None if JsonResponseWriter is needed.
+    Returns None if JsonMessageWriter is needed.
     """
     response = read_header_fast(body, header_size)
     if response is None:
