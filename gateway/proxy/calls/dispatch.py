@@ -88,9 +88,14 @@ async def _handle_grpc(request: ClientRequest, response: ClientResponse, planner
 
         route_limits, rewriter = found.choice.next.limits, None
         if (rewrite := found.rewrite) is not None:
-            names = unquote(rewrite.model), unquote(rewrite.version or "")
             rewriter = ModelRewriter(
-                rpc, *names, request.headers, route_limits, reservation, next_slice
+                rpc,
+                unquote(rewrite.model),
+                unquote(rewrite.version or ""),
+                request.headers,
+                route_limits,
+                reservation,
+                next_slice,
             )
         await grpc_request.route(route_limits.max_request_bytes, check, rewriter)
         route_match = found

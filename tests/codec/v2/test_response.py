@@ -392,10 +392,9 @@ def test_fast_path_converts_numbers(datatype: str) -> None:
 
 def test_headers_that_differ_in_their_id_are_parsed_once() -> None:
     texts = [b'{"id":"%d","outputs":[]}' % number for number in range(9)]
-    read = [read_without_data(text) for text in texts][
-        2:
-    ]  # a full cache takes it at its second use
-    assert len({id(each.head) for each in read if each is not None}) == 1
+    read = [read_without_data(text) for text in texts]
+    # A full cache takes it at its second use.
+    assert len({id(each.head) for each in read[2:] if each is not None}) == 1
 
 
 def test_responses_have_their_own_ids() -> None:
