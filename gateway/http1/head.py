@@ -12,7 +12,7 @@ from typing import Final
 from multidict import CIMultiDict, CIMultiDictProxy
 
 from gateway.sizes import CACHED_LINES, QUOTED_NAME
-from gateway.system.bounded_cache import BoundedCache, cached
+from gateway.system.bounded_cache import BoundedCache
 
 MAX_HEAD = 64 * 1024
 """Maximum bytes of a head."""
@@ -264,6 +264,10 @@ class ResponseHead(MessageHead):
             self.keep_alive = False
 
 
+_request_lines: Final[BoundedCache[bytes, RequestLine]] = BoundedCache(CACHED_LINES)
+_status_lines: Final[BoundedCache[bytes, StatusLine]] = BoundedCache(CACHED_LINES)
+
+
 class HeadParser:
     """Parses heads line by line, and caches the lines, as most of them repeat.
 
@@ -286,7 +290,10 @@ class HeadParser:
         """
         lines = _split_lines(head)
         line = lines[0]
-        first = _cached_request_line(line) if _is_short(line) else _parse_request_line(line)
+        if (first := _request_lines.get(line)) is None:
+            first = _parse_request_line(line)
+            if len(line) <= _MAX_CACHED_LINE:
+                _request_lines.put(line, first)
         fields = self._parse_fields(lines)
         for field in fields:
             if field.meaning == _INVALID_HOST:
@@ -302,7 +309,10 @@ class HeadParser:
         """
         lines = _split_lines(head)
         line = lines[0]
-        first = _cached_status_line(line) if _is_short(line) else _parse_status_line(line)
+        if (first := _status_lines.get(line)) is None:
+            first = _parse_status_line(line)
+            if len(line) <= _MAX_CACHED_LINE:
+                _status_lines.put(line, first)
         return ResponseHead(first, method, self._parse_fields(lines))
 
     def _parse_fields(self, lines: list[bytes]) -> list[HeaderField]:
@@ -311,12 +321,12 @@ class HeadParser:
 
     def _parse_field(self, line: bytes) -> HeaderField:
         """Parse a header line, with its CR; raises MalformedError."""
-        if (known := self._known.get(line)) is not None:
-            return known
         raw_name, colon, raw_value = line.partition(b":")
         if not colon:
             raise _invalid_name(line.removesuffix(b"\r"))
-        name = self._names.get(raw_name) or self._parse_name(raw_name)
+        name = self._names.recent.get(raw_name) or self._parse_name(raw_name)
+        if name.handling != _NOTED and (known := self._known.get(line)) is not None:
+            return known
         value = _parse_value(raw_name, raw_value)
         meaning = _meaning_of(name.lower, value) if name.frames else _NOTHING
         field = HeaderField(name.text, name.lower, value, line + b"\n", name.handling, meaning)
@@ -325,6 +335,8 @@ class HeadParser:
         return field
 
     def _parse_name(self, raw_name: bytes) -> _HeaderName:
+        if (known := self._names.get(raw_name)) is not None:
+            return known
         if not _TOKEN.fullmatch(raw_name):
             raise _invalid_name(raw_name)
         text = raw_name.decode("ascii")
@@ -461,10 +473,6 @@ def _parse_status_line(line: bytes) -> StatusLine:
     return StatusLine(line, match[1] == b"0", int(match[2]), (match[3] or b"").decode("latin-1"))
 
 
-_cached_request_line = cached(CACHED_LINES)(_parse_request_line)
-_cached_status_line = cached(CACHED_LINES)(_parse_status_line)
-
-
 def encode_head(first_line: str, headers: Iterable[tuple[str, str]]) -> bytes:
     """Encode a head; names and values must be valid."""
     return encode_head_lines(first_line, headers) + b"\r\n"
@@ -492,10 +500,6 @@ def _split_lines(head: bytes) -> list[bytes]:
             f"more than {_MAX_HEADERS} headers" if too_many else "no complete head"
         )
     return lines
-
-
-def _is_short(line: bytes) -> bool:
-    return len(line) <= _MAX_CACHED_LINE
 
 
 def _parse_value(name: bytes, value: bytes) -> str:

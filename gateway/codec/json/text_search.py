@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+_QUOTED_ID = b'"id"'
 _ID = re.compile(rb'"id"[ \t\r\n]*:[ \t\r\n]*"([ !#-\[\]-~]*)"')
 """An id of ASCII characters without escapes."""
 _ID_KEY = re.compile(rb'"id"[ \t\r\n]*+:')
@@ -25,10 +26,17 @@ def split_id(text: bytes) -> tuple[bytes, str | None]:
 
     Clients send a new id with each request: without it, the texts of many are the same.
     """
-    at = text.find(b'"id"')
-    key = _ID_KEY.search(text, at) if at >= 0 else None
-    found = None if key is None else _ID.match(text, key.start())
-    if found is None or _ID_KEY.search(text, found.end()) is not None:
+    at = text.find(_QUOTED_ID)
+    if at < 0:
         return text, None
+    found = _ID.match(text, at)
+    if found is None:  # a string, or an id that is not simple
+        key = _ID_KEY.search(text, at)
+        found = None if key is None else _ID.match(text, key.start())
+        if found is None:
+            return text, None
     start, end = found.span(1)
+    # The search for bytes is the fast one, and finds none in most texts.
+    if text.find(_QUOTED_ID, end) >= 0 and _ID_KEY.search(text, end) is not None:
+        return text, None
     return text[:start] + text[end:], text[start:end].decode()

@@ -109,7 +109,7 @@ NO_FORWARDED_HEADERS = ForwardedPolicy(headers=False, trusted=(), via=False, req
 class ForwardedHeaders:
     """Makes the added headers for the requests of one connection.
 
-    For requests with the same key they mostly differ in the request id alone: the rest is cached.
+    Most requests of a connection differ in the request id alone: the rest is made once.
     """
 
     def __init__(self, forwarding: ForwardedPolicy, peer: Peer, is_http2: bool = False) -> None:
@@ -120,6 +120,8 @@ class ForwardedHeaders:
         self._trusted = forwarding.headers and forwarding.trusts(peer)
         self._peer_lines = _lines((_FOR, peer.address or ""), (_PROTO, peer.scheme))
         self._key: tuple[bytes, ...] = ()
+        self._sources: list[bytes] = []
+        """The client's lines on which the last headers depend."""
         self._headers: HeaderLines = ()
         self._encoded = b""
 
@@ -137,11 +139,15 @@ class ForwardedHeaders:
             elif name in _FORWARDED_NAMES and (self._trusted or name == "forwarded"):
                 is_forwarded = True
         if is_forwarded or head.key != self._key:
-            version = "2.0" if self._is_http2 else "1.0" if head.http_1_0 else "1.1"
-            self._headers = self._make_lines(head.headers, version)
-            self._encoded = _encode(self._headers)
             # What another proxy tells of its clients differs from request to request.
             self._key = () if is_forwarded else head.key
+            sources = [field.line for field in head.fields if field.lower in FORWARDED_KEYS]
+            sources.append(b"1.0" if head.http_1_0 else b"")
+            if is_forwarded or sources != self._sources:
+                self._sources = [] if is_forwarded else sources
+                version = "2.0" if self._is_http2 else "1.0" if head.http_1_0 else "1.1"
+                self._headers = self._make_lines(head.headers, version)
+                self._encoded = _encode(self._headers)
         if not self._adds_request_id:
             return self._headers, self._encoded, ""
         request_id = _valid_id(client_ids) or _new_id()

@@ -218,6 +218,23 @@ def test_alternating_heads_get_their_own_headers() -> None:
         assert lines["X-Request-Id"] != "1"
 
 
+def test_other_keyed_headers_do_not_hide_a_new_host() -> None:
+    parser = HeadParser(("host", "via", "cdn-loop", "accept"), NOTED_HEADERS)
+    forwarded_headers = ForwardedHeaders(ALL, CLIENT)
+    for host, accept, version in (
+        ("one", "a", "1.1"),
+        ("one", "b", "1.1"),
+        ("two", "b", "1.1"),
+        ("two", "c", "1.0"),
+    ):
+        pairs = (("Host", host), ("Accept", accept))
+        head = parser.parse_request(encode_head(f"GET / HTTP/{version}", pairs))
+        headers, encoded, _ = forwarded_headers.make(head)
+        assert dict(headers)["X-Forwarded-Host"] == host
+        assert dict(headers)["Via"] == f"{version} tensorgate"
+        assert parse_lines(encoded) == headers
+
+
 @pytest.mark.parametrize("forwarding", [WAY, BELIEVING, VIA, IDS, ALL])
 def test_replaced_headers_cover_all_generated_headers(forwarding: ForwardedPolicy) -> None:
     claims = (*CLAIMS, ("Forwarded", "for=a"), ("Via", "1.1 a"), ("X-Request-Id", "a"))
