@@ -73,6 +73,9 @@ def _compile_all(modules: Sequence[str]) -> None:
     extensions = mypycify(
         [*options, *modules], opt_level="2", multi_file=True, target_dir="generated"
     )
+    for each in extensions:
+        # Else calls between modules go through a table, as another library might replace them.
+        each.extra_compile_args.append("-fvisibility=hidden")
     extensions.append(_c_module(Path(*_PACKAGE), Path("generated")))
     _build(extensions, Path("built"))
 
