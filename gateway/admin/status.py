@@ -221,6 +221,16 @@ def _sum_concurrency(statuses: Iterable[Status]) -> dict[str, int] | None:
     return {name: _sum(parts, name) for name in parts[0]} if parts else None
 
 
+def _sum_shared_memory(parts: Iterable[Status | None]) -> Status | None:
+    """Sum up the bytes; a reason why a worker has none is shown."""
+    known = [each for each in parts if each is not None]
+    if not known:
+        return None
+    why_not = next((each["why_not"] for each in known if each["why_not"]), "")
+    sums = {name: _sum(known, name) for name in ("size", "in_use", "quarantined")}
+    return {**sums, "why_not": why_not}
+
+
 def _worse(values: Iterable[bool | None]) -> bool | None:
     """Return False if any value is, None if none is known."""
     known = [value for value in values if value is not None]
@@ -242,5 +252,6 @@ _ENDPOINT_RULES: Mapping[str, Callable[[list[Any]], Any]] = {
     "draining": all,
     "models": _first,
     "dialect": _first,
+    "shared_memory": _sum_shared_memory,
 }
 """How the fields of an endpoint are merged; others are those of the first worker."""

@@ -138,6 +138,8 @@ class CallMetrics:
             self._writer.counter(families.RETRIES, (upstream,)).add(float(record.retries))
         if record.server_form and form:
             self._count_conversion(form, calls.labels[_MODEL], record)
+        for lane in record.lanes:
+            self._writer.counter(families.SHARED_MEMORY_CALLS, lane).add(1.0)
         if record.error:
             self._count_error(record)
 

@@ -115,6 +115,8 @@ class CallRecord:
         """The bytes of the body that were sent in the last attempt."""
         self.received_bytes = 0
         """The bytes of the body that were received in the last attempt; 0 if it is retried."""
+        self.lanes: tuple[tuple[str, str, str, str, str], ...] = ()
+        """How inputs and outputs went, where an endpoint has shared memory; see ``add_lane``."""
         self.answered_by_server = False
         """The client got a server's response although the call has an error, or no attempt."""
         self.error = ""
@@ -152,6 +154,14 @@ class CallRecord:
             self.trace.end_attempt(self)
         self.sent_at = self.first_byte_seconds = self.server_seconds = 0.0
         self.sent_bytes = self.received_bytes = 0
+
+    def add_lane(self, tensors: str, reason: str) -> None:
+        """Record how ``inputs`` or ``outputs`` go to the endpoint: in shared memory, or why not.
+
+        ``reason`` is one of those that ``families.SHARED_MEMORY_CALLS`` names, or empty.
+        """
+        lane = "socket" if reason else "shared_memory"
+        self.lanes = (*self.lanes, (self.upstream, self.endpoint, tensors, lane, reason))
 
     def part(self) -> CallRecord:
         """Return the record of a part of the call; ``add_parts`` adds it."""

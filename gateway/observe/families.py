@@ -106,6 +106,12 @@ MODEL_BYTES = CounterFamily(
     "Bytes of the bodies of converted calls of a model, on the side of clients and of servers.",
     ("model", "side"),
 )
+SHARED_MEMORY_CALLS = CounterFamily(
+    "tensorgate_shared_memory_calls",
+    "Inputs and outputs of large requests by their lane to an endpoint with shared memory, and why"
+    " that is the socket: small, full, unavailable, unsuitable or forgotten.",
+    (*ENDPOINT_LABELS, "tensors", "lane", "reason"),
+)
 ERRORS = CounterFamily(
     "tensorgate_errors",
     "Calls that the gateway refused, failed or aborted, by the kind of the error.",
@@ -189,6 +195,7 @@ FAMILIES: tuple[Family | CountFamily, ...] = (
     ELEMENTS,
     MODEL_ELEMENTS,
     MODEL_BYTES,
+    SHARED_MEMORY_CALLS,
     ERRORS,
     REFUSALS,
     QUEUE_WAIT,

@@ -59,6 +59,11 @@ _OF_ENDPOINTS = {
     "endpoint_latency_outlier": "1 while the endpoint's calls take much longer than at its"
     " siblings, or than before.",
 }
+_OF_SHARED_MEMORY = {
+    "shared_memory_bytes": "Bytes of the memory shared with the endpoint: its size, those in_use by"
+    " calls, and those in quarantine, which only the server may still use.",
+}
+_SHARED_MEMORY_STATES = ("size", "in_use", "quarantined")
 
 
 def render_metrics(
@@ -150,6 +155,8 @@ class _StatusCollector(Collector):
             yield GaugeMetricFamily(name, _PROCESS_HELP.get(name, name), value)
         yield from _gauges(_OF_LIMITS, ("upstream",), self._limits())
         yield from _gauges(_OF_ENDPOINTS, families.ENDPOINT_LABELS, self._endpoints())
+        labels = (*families.ENDPOINT_LABELS, "state")
+        yield from _gauges(_OF_SHARED_MEMORY, labels, self._shared_memory())
 
     def _limits(self) -> Iterator[_Row]:
         for name, part in {"": self._status, **self._status["upstreams"]}.items():
@@ -168,6 +175,13 @@ class _StatusCollector(Collector):
                         endpoint["latency_outlier"] is not None,
                     ),
                 )
+
+    def _shared_memory(self) -> Iterator[_Row]:
+        for name, upstream in self._status["upstreams"].items():
+            for endpoint in upstream["endpoints"]:
+                if (shared := endpoint["shared_memory"]) is not None:
+                    for state in _SHARED_MEMORY_STATES:
+                        yield (name, endpoint["url"], state), (shared[state],)
 
 
 _Row = tuple[Labels, Sequence[float | None]]

@@ -6,9 +6,9 @@ memory.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
-from gateway.errors import ErrorKind, GatewayError, bad_request
+from gateway.errors import ErrorKind, GatewayError, bad_request, shorten
 from gateway.protocol.datatypes import Family
 from gateway.protocol.json_errors import describe_value
 from gateway.protocol.messages import (
@@ -19,7 +19,9 @@ from gateway.protocol.messages import (
     RequestFeatures,
 )
 from gateway.protocol.tensors import TensorSpec
+from gateway.sizes import QUOTED_NAME
 
+_REGION = "shared_memory_region"
 _UINT64_END = 2**64
 
 
@@ -81,6 +83,19 @@ def check_classified_outputs(
             )
 
 
+def region_error(what: str, tensors: Iterable[InputTensor | RequestedOutput], prefix: str) -> str:
+    """Name the first tensor in a shared memory region whose name begins with a prefix.
+
+    ``what`` is input or output. Empty if there is no such tensor.
+    """
+    for tensor in tensors:
+        region = tensor.parameters.get(_REGION)
+        if isinstance(region, str) and region.startswith(prefix):
+            shown = shorten(region, QUOTED_NAME)
+            return f"{what} '{tensor.name}': shared memory region '{shown}' is the gateway's own"
+    return ""
+
+
 _Type = tuple[tuple[type, ...], str]
 """Types of values, and their words in errors; an int is unsigned."""
 
@@ -96,7 +111,7 @@ _REQUEST_PARAMETERS: Mapping[str, _Type] = {
     "timeout": _UNSIGNED,
 }
 _TENSOR_PARAMETERS: Mapping[str, _Type] = {
-    "shared_memory_region": _TEXT,
+    _REGION: _TEXT,
     "shared_memory_offset": _UNSIGNED,
     "shared_memory_byte_size": _UNSIGNED,
 }

@@ -24,6 +24,7 @@ from gateway.upstream.grpc.choices import GrpcCancellation, InferenceProtocol, d
 from gateway.upstream.metadata_cache import MetadataCache
 from gateway.upstream.pool.dialect import DialectState
 from gateway.upstream.pool.pool import Pool
+from gateway.upstream.shared_memory import SharedMemoryPolicy
 
 _MIN_OFFLOADED_BODY = 192 * 1024
 """Bytes of the smallest body of which parts are offloaded."""
@@ -92,6 +93,9 @@ class Upstream:
 
     grpc_cancellation: GrpcCancellation = "auto"
     """What its servers learn of gRPC calls that are cancelled, or miss their deadline."""
+
+    shared_memory: SharedMemoryPolicy | None = None
+    """Which tensors go to its servers through shared memory, if any do."""
 
     @property
     def drains_cancelled(self) -> bool:

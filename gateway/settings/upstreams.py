@@ -15,6 +15,7 @@ from gateway.settings.values.addresses import (
     parse_path,
 )
 from gateway.settings.values.fields import Check, File, OneOrMore, Percentage, Section, count, time
+from gateway.settings.values.fields import size as byte_size
 from gateway.settings.values.patterns import parse_header_name
 from gateway.settings.values.wording import describe, did_you_mean
 
@@ -151,6 +152,24 @@ class HealthCheck(Section):
     alone."""
 
 
+class SharedMemory(Section):
+    """Memory that the gateway shares with servers on the same machine."""
+
+    size: Annotated[int, byte_size("1MiB", "1TiB")] = 256 * 2**20
+    """Memory of each endpoint and worker. It is taken from /dev/shm at the start."""
+    min_bytes: Annotated[int, byte_size("0", "1TiB")] = 128 * 2**10
+    """Tensors of a request, or of a response, that have fewer bytes in all go over the socket."""
+
+
+def _shared_memory(value: object) -> object:
+    """Return ``auto`` as the section with its defaults."""
+    if value == "auto":
+        return SharedMemory.model_construct()
+    if value is None or isinstance(value, Mapping):
+        return value
+    raise ValueError(f"expected auto, or {{size: SIZE, min_bytes: SIZE}}, got {describe(value)}")
+
+
 def _endpoints(value: object) -> object:
     """Return a single endpoint with two addresses as a list of one."""
     return (value,) if isinstance(value, Mapping) else value
@@ -205,5 +224,12 @@ class Upstream(Section):
     model_discovery: StrictBool = False
     """Whether the gateway asks endpoints for their ready models, and sends a request where its
     model is."""
+    shared_memory: Annotated[
+        SharedMemory | None,
+        BeforeValidator(_shared_memory, json_schema_input_type=Literal["auto"] | SharedMemory),
+    ] = None
+    """Shared memory for large tensors, in front of a Triton on the same machine, over HTTP. The
+    endpoint's address is on loopback or a Unix socket. With auto, that is {size: 256MiB,
+    min_bytes: 128KiB}. Where it cannot be, the log says why, and tensors go over the socket."""
     required: StrictBool = True
     """Whether the gateway is ready only if this upstream is."""

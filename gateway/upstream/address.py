@@ -183,6 +183,14 @@ class TcpAddress:
         return f"{host}:{self.port}"
 
     @property
+    def is_local(self) -> bool:
+        """Tell whether the host is this machine for certain: loopback."""
+        host = self.host if self.address is None else self.address
+        if not _is_ip_address(host):
+            return host.lower().rstrip(".") == "localhost"
+        return ip_address(host.partition("%")[0]).is_loopback
+
+    @property
     def has_host_name(self) -> bool:
         """Tell whether the host is a name rather than an IP address."""
         return not _is_ip_address(self.host)
@@ -257,6 +265,7 @@ class _LocalAddress:
     tls: ClassVar[None] = None
     scheme: ClassVar[Literal["http"]] = "http"
     grpc_address: ClassVar[None] = None
+    is_local: ClassVar[bool] = True
     authority: ClassVar[str] = "localhost"
     """The value of the Host header."""
 

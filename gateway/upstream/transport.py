@@ -16,6 +16,7 @@ from gateway.http1.head import ResponseHead
 from gateway.protocol.dialects import Dialect
 from gateway.protocol.grpc.headers import read_error, read_message, read_status
 from gateway.protocol.grpc.status import GrpcStatus, http_status, status_name
+from gateway.system.shared_memory import Slice
 
 FIRST_ERROR_STATUS = 400
 """The first status of an error."""
@@ -296,6 +297,40 @@ class CallCounter(Protocol):
         """Count a call less."""
 
 
+class SharedMemory(Protocol):
+    """What an endpoint's server shares with the gateway; see ``SharedMemoryLane``."""
+
+    min_bytes: int
+
+    @property
+    def size(self) -> int:
+        """The bytes of the region; 0 without one."""
+
+    def start(self) -> None:
+        """Register a region, and another one after the server has forgotten it; once."""
+
+    async def close(self) -> None:
+        """Unregister the region once no call uses it, or leave it for the next start."""
+
+    def describe(self) -> dict[str, int | str]:
+        """Describe it for the admin address: bytes of the region, of calls and in quarantine."""
+
+    def take(self, size: int) -> Slice | None:
+        """Return a slice; None without a region, and if it has no room."""
+
+    def is_certain(self, model: str) -> bool:
+        """Tell whether the outputs of a model have been as its metadata say."""
+
+    def distrust(self, model: str) -> None:
+        """Remember that outputs of a model were larger than its metadata say."""
+
+    def forget_region(self, name: str) -> None:
+        """Have another region registered, as the server does not know this one."""
+
+    async def send(self, request: UpstreamRequest, slices: Sequence[Slice]) -> UpstreamResponse:
+        """Send a request whose tensors are in slices."""
+
+
 class UpstreamEndpoint(ABC):
     """One server of an upstream.
 
@@ -308,6 +343,8 @@ class UpstreamEndpoint(ABC):
     own_request_headers: HeaderLines = ()
     speaks_grpc: bool = False
     """Whether it is reached over gRPC alone."""
+    shared_memory: SharedMemory | None = None
+    """What the server shares with the gateway, if it may."""
     drain_counters: list[CallCounter] | None = None
     """They count calls whose clients are gone, until the server is done with them."""
 

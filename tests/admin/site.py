@@ -49,6 +49,7 @@ def endpoint(**fields: Any) -> dict[str, Any]:
         "state_text": "",
         "state_since": SINCE,
         "latency_outlier": None,
+        "shared_memory": None,
     } | fields
 
 

@@ -88,6 +88,21 @@ def test_endpoint_is_drained_if_one_worker_drains_it_and_draining_if_all_do() ->
         assert (merged["drained"], merged["draining"]) == (True, one and other)
 
 
+def test_shared_memory_is_that_of_all_workers_with_a_reason_why_one_has_none() -> None:
+    one = {"size": 8, "in_use": 4, "quarantined": 1, "why_not": ""}
+    other = {"size": 0, "in_use": 0, "quarantined": 0, "why_not": "refused"}
+    both = {"size": 16, "in_use": 8, "quarantined": 2, "why_not": ""}
+    for memories, expected in (
+        ((None, None), None),
+        ((None, one), one),  # a reload, which the first has not taken yet
+        ((one, one), both),
+        ((one, other), {**one, "why_not": "refused"}),
+    ):
+        states = [endpoint(shared_memory=each) for each in memories]
+        for order in (states, states[::-1]):
+            assert _merged_endpoint(*order)["shared_memory"] == expected
+
+
 def test_last_error_of_all_workers_is_shown() -> None:
     early = endpoint(last_error="early", last_error_at="2026-01-01T00:00:00.000+00:00")
     late = endpoint(last_error="late", last_error_at="2026-01-01T00:00:00.001+00:00")

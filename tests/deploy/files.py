@@ -31,6 +31,10 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
+_Loader.add_constructor("!reset", lambda loader, node: None)
+"""What Compose removes of the files before."""
+
+
 def documents(file: Path) -> list[Document]:
     """Read all documents of a YAML file."""
     return list(yaml.load_all(file.read_text(), _Loader))
@@ -78,6 +82,17 @@ def _lines(file: Path) -> Iterator[str]:
     for line in file.read_text().splitlines():
         if line and line[0] not in "#;":
             yield line
+
+
+def shared_memory_size(settings: Settings) -> int:
+    """Return the bytes of shared memory that a gateway takes at its start."""
+    sizes = [
+        len(each.endpoints) * each.shared_memory.size
+        for each in settings.upstreams.values()
+        if each.shared_memory is not None
+    ]
+    assert isinstance(settings.workers, int)
+    return settings.workers * sum(sizes)
 
 
 @asynccontextmanager
@@ -186,23 +201,37 @@ class Manifest:
         return self.pod_with(TRITON).containers[TRITON]
 
     @property
+    def settings_mount(self) -> Document:
+        """Return where the settings are in the gateway's container."""
+        mounts: list[Document] = self.gateway["volumeMounts"]
+        (mount,) = [each for each in mounts if each["name"] == "settings"]
+        return mount
+
+    @property
     def settings_folder(self) -> str:
         """Return the folder of the settings in the gateway's container."""
-        (mount,) = self.gateway["volumeMounts"]
-        return str(mount["mountPath"])
+        return str(self.settings_mount["mountPath"])
 
     def settings_text(self) -> dict[str, str]:
         """Return the settings files of the gateway's container, by name."""
-        (mount,) = self.gateway["volumeMounts"]
-        volumes = self.pod_with(GATEWAY).spec["volumes"]
-        (volume,) = [each for each in volumes if each["name"] == mount["name"]]
+        volume = self.volume(self.settings_mount)
         data: dict[str, str] = self.one("ConfigMap", volume["configMap"]["name"])["data"]
         return data
 
-    def write_settings(self, folder: Path) -> Settings:
-        """Write the settings files to a folder; return the settings that the command names."""
+    def volume(self, mount: Document) -> Document:
+        """Return what a mount of the gateway's container shows."""
+        volumes: list[Document] = self.pod_with(GATEWAY).spec["volumes"]
+        (volume,) = [each for each in volumes if each["name"] == mount["name"]]
+        return volume
+
+    def write_settings(self, folder: Path, *, shares_memory: bool = False) -> Settings:
+        """Write the settings files to a folder; return the settings that the command names.
+
+        ``shares_memory`` takes up the setting that is there as a comment.
+        """
         for name, text in self.settings_text().items():
-            (folder / name).write_text(text)
+            wanted = text.replace("#shared_memory:", "shared_memory:") if shares_memory else text
+            (folder / name).write_text(wanted)
         return load(folder / Path(self.gateway["args"][-1]).name, {})
 
     def selectors(self) -> Iterator[tuple[Document, dict[str, str]]]:

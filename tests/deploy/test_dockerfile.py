@@ -19,9 +19,17 @@ from gateway import __version__
 from gateway.demo.server.server import DemoServer
 from gateway.settings.load import load
 from gateway.settings.values.addresses import TcpAddress
-from gateway.settings.values.units import parse_duration
+from gateway.settings.values.units import parse_duration, parse_size
 from tests.deploy.dockerfile import Builder, Ignored, Stage, environment, read_stages
-from tests.deploy.files import DEPLOY, ROOT, Document, documents, replace_folders, run_gateway
+from tests.deploy.files import (
+    DEPLOY,
+    ROOT,
+    Document,
+    documents,
+    replace_folders,
+    run_gateway,
+    shared_memory_size,
+)
 from tests.support.addresses import free_address
 from tests.support.gateway_process import Process, run, running_process
 from tests.support.http_messages import http_response
@@ -216,6 +224,7 @@ async def test_the_health_check_fails_if_the_gateway_is_not_live(image: Built) -
 
 
 COMPOSE = DEPLOY / "compose.yaml"
+SHARED_MEMORY = DEPLOY / "compose.shared-memory.yaml"
 CHECKER = str(Path(sys.executable).with_name("check-jsonschema"))
 
 
@@ -306,6 +315,48 @@ def test_the_settings_use_each_variable(services: dict[str, Document]) -> None:
     text = settings_file(services["gateway"]).read_text()
     for name in variables(services["gateway"]):
         assert f"${{{name}:-" in text
+
+
+@pytest.fixture
+def shared_memory() -> dict[str, Document]:
+    """What compose.shared-memory.yaml adds to the services, by name."""
+    (compose,) = documents(SHARED_MEMORY)
+    added: dict[str, Document] = compose["services"]
+    return added
+
+
+def test_shared_memory_of_compose_fits_the_schema(tmp_path: Path) -> None:
+    """Apart from a tag of Compose, which the checker does not know."""
+    file = tmp_path / SHARED_MEMORY.name
+    file.write_text(SHARED_MEMORY.read_text().replace("!reset ", ""))
+    assert check(file)[0] == 0
+
+
+def test_shared_memory_of_compose_is_that_of_triton(
+    services: dict[str, Document], shared_memory: dict[str, Document], tmp_path: Path
+) -> None:
+    assert shared_memory["triton"]["ipc"] == "shareable"
+    gateway = shared_memory["gateway"]
+    assert gateway["ipc"] == gateway["network_mode"] == "service:triton"
+    # As its comment says to do.
+    file = tmp_path / "sidecar.yaml"
+    text = settings_file(services["gateway"]).read_text()
+    file.write_text(text.replace("#shared_memory: auto", "shared_memory: auto"))
+    settings = load(file, variables(services["gateway"]) | variables(gateway))
+    (url,) = settings.upstreams["triton"].endpoints
+    assert urlsplit(str(url)).hostname == "127.0.0.1"
+    # With room for a second gateway: the memory of a killed one is freed after its start.
+    size = parse_size(services["triton"]["shm_size"].upper())
+    assert 0 < 2 * shared_memory_size(settings) < size
+
+
+def test_triton_publishes_the_port_of_a_gateway_in_its_network(
+    services: dict[str, Document], shared_memory: dict[str, Document]
+) -> None:
+    assert shared_memory["triton"]["ports"] == services["gateway"]["ports"]
+    # Compose refuses ports beside network_mode.
+    assert shared_memory["gateway"]["ports"] is None
+    assert "ports: !reset" in SHARED_MEMORY.read_text()
 
 
 def test_running_calls_may_finish(services: dict[str, Document]) -> None:

@@ -30,6 +30,7 @@ from tests.deploy.files import (
     ports,
     replace_folders,
     run_gateway,
+    shared_memory_size,
 )
 from tests.support.addresses import free_address
 from tests.support.gateway_process import TENSORGATE, run
@@ -134,7 +135,7 @@ def test_every_volume_exists_and_is_mounted(manifest: Manifest) -> None:
 
 def test_settings_are_mounted_as_a_folder(manifest: Manifest) -> None:
     """Kubernetes never updates a file mounted by subPath."""
-    (mount,) = manifest.gateway["volumeMounts"]
+    mount = manifest.settings_mount
     assert mount.keys() == {"name", "mountPath", "readOnly"}
     assert Path(manifest.gateway["args"][-1]).parent == Path(mount["mountPath"])
 
@@ -184,12 +185,35 @@ def test_gateways_find_each_pod_by_the_headless_service(tmp_path: Path) -> None:
     assert upstream.dns_refresh is not None
 
 
-def test_the_memory_limit_suffices_for_max_buffered_bytes(
+def test_the_memory_limit_suffices_for_buffers_and_shared_memory(
     manifest: Manifest, tmp_path: Path
 ) -> None:
-    settings = manifest.write_settings(tmp_path)
+    settings = manifest.write_settings(tmp_path, shares_memory=True)
     limit = parse_size(manifest.gateway["resources"]["limits"]["memory"] + "B")
-    assert limit >= settings.limits.max_buffered_bytes + OF_ITS_OWN
+    needed = settings.limits.max_buffered_bytes + shared_memory_size(settings)
+    assert limit >= needed + OF_ITS_OWN
+
+
+def test_sidecar_has_the_shared_memory_of_triton(tmp_path: Path) -> None:
+    """With room for a second gateway: the memory of a killed one is freed after its start."""
+    manifest = Manifest(SIDECAR)
+    mounts = [
+        [each for each in container["volumeMounts"] if each["mountPath"] == "/dev/shm"]
+        for container in (manifest.gateway, manifest.triton)
+    ]
+    (mount,) = mounts[0]
+    assert mounts == [[{"name": mount["name"], "mountPath": "/dev/shm"}]] * 2
+    folder = manifest.volume(mount)["emptyDir"]
+    assert folder["medium"] == "Memory"
+    needed = shared_memory_size(manifest.write_settings(tmp_path, shares_memory=True))
+    assert 0 < 2 * needed < parse_size(folder["sizeLimit"] + "B")
+
+
+def test_triton_gets_the_flag_for_shared_memory_from_the_release_on_that_knows_it() -> None:
+    """Without it, 2.68 and later refuse to share; with it, older ones end at once."""
+    (minor,) = re.findall(r"tests run against: 2\.(\d+)\.", SIDECAR.read_text())
+    flags = Manifest(SIDECAR).triton["args"]
+    assert ("--allow-client-shm=true" in flags) == (int(minor) >= 68)
 
 
 # Its end

@@ -76,6 +76,11 @@ def test_the_service_has_no_unneeded_rights() -> None:
     assert {key: UNIT.value("Service", key) for key in said} == said
 
 
+def test_the_service_has_the_shared_memory_of_the_machine() -> None:
+    hiding = ("InaccessiblePaths", "ReadOnlyPaths", "RootDirectory", "RootImage")
+    assert not any(UNIT.values("Service", each) for each in (*hiding, "TemporaryFileSystem"))
+
+
 def instructions() -> list[list[str]]:
     """Return the commands of the unit's comment that install it."""
     comment = FILE.read_text().partition("[Unit]")[0]

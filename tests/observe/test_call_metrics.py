@@ -257,6 +257,19 @@ def test_models_whose_latency_is_measured_apart_are_bounded() -> None:
     assert len({url for _, url, _ in series}) == 300
 
 
+def test_lane_of_tensors_is_counted_at_each_endpoint() -> None:
+    metrics, record = _Metrics(), _record()
+    record.add_lane("inputs", "full")
+    record.set_endpoint("u", "http://h:2")
+    record.add_lane("inputs", "")
+    metrics.observe(record, record, _record())
+    labels = {**ENDPOINT, "tensors": "inputs", "lane": "socket", "reason": "full"}
+    assert metrics.value("shared_memory_calls_total", **labels) == 2
+    labels |= {"endpoint": "http://h:2", "lane": "shared_memory", "reason": ""}
+    assert metrics.value("shared_memory_calls_total", **labels) == 2
+    assert metrics.labels("shared_memory_calls_total", "endpoint") == {"http://h:1", "http://h:2"}
+
+
 def test_mirrored_request_counts_at_its_endpoint_and_is_no_call() -> None:
     metrics = _Metrics()
     for status in (200, 500, 404):
@@ -346,6 +359,7 @@ def _status() -> dict[str, Any]:
         "consecutive_ejections": 1,
         "healthy": True,
         "latency_outlier": None,
+        "shared_memory": {"size": 8, "in_use": 3, "quarantined": 1, "why_not": ""},
     }
     return {
         "version": "1",
@@ -388,6 +402,13 @@ def test_page_lists_each_metric_with_its_type_and_labels(monkeypatch: pytest.Mon
     listed = {name: (kind, labels) for name, kind, labels in rows}
     assert len(listed) == len(rows)
     assert listed == _shown(monkeypatch)
+
+
+def test_shared_memory_is_shown_by_its_state() -> None:
+    text, _ = render_metrics(_status(), MetricStore(FAMILIES))
+    for state, value in (("size", 8), ("in_use", 3), ("quarantined", 1)):
+        labels = f'endpoint="http://h:1",state="{state}",upstream="u"'
+        assert f"tensorgate_shared_memory_bytes{{{labels}}} {value}.0\n" in text.decode()
 
 
 def _traced(traceparent: str, seconds: float, started: float) -> CallRecord:

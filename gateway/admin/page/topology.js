@@ -354,6 +354,7 @@ function withReason(found) {
 function createEndpoint({ columns, upstream, announce }) {
   const url = addressElement();
   const grpc = el("span", { class: "muted line" });
+  const memory = el("span", { class: "muted line", dir: "auto" });
   const state = el("strong", { class: "state" });
   const stateText = el("span", { class: "line", dir: "auto" });
   const since = el("span", { class: "muted line" });
@@ -375,7 +376,7 @@ function createEndpoint({ columns, upstream, announce }) {
     endpoint: shown.url,
   }));
   const cells = [
-    [url, grpc, el("span", { class: "line" }, callsLink, " · ", toggle)],
+    [url, grpc, memory, el("span", { class: "line" }, callsLink, " · ", toggle)],
     [state, since, stateText, lastError],
     inFlight,
     [calls, chart.node],
@@ -408,6 +409,7 @@ function createEndpoint({ columns, upstream, announce }) {
     setAttribute(toggle, "aria-label", `Curves of ${endpoint.url} over the last hour`);
     setText(since, sinceText(endpoint, now, level));
     setText(grpc, endpoint.grpc_url ? `gRPC: ${endpoint.grpc_url}` : "");
+    setText(memory, memoryText(endpoint));
     setText(state, stateWord(endpoint));
     setAttribute(state, "data-level", level);
     setText(stateText, sentence(endpoint));
@@ -470,6 +472,16 @@ function sentence({ state, state_text: text }) {
 function lastErrorText({ last_error: error, last_error_at: at, state_text: text }) {
   if (!error || (text && text.includes(error))) return "";
   return `last error at ${say.clock(at)}: ${error}`;
+}
+
+function memoryText({ shared_memory: memory }) {
+  if (!memory) return "";
+  if (!memory.size) return `no shared memory: ${memory.why_not}`;
+  const { size, in_use: used, quarantined, why_not: reason } = memory;
+  const parts = [`${say.bytes(used)} of ${say.bytes(size)} in use`];
+  if (quarantined) parts.push(`${say.bytes(quarantined)} in quarantine`);
+  if (reason) parts.push(`not in all workers: ${reason}`);
+  return `shared memory: ${parts.join(", ")}`;
 }
 
 function failureText({

@@ -44,6 +44,7 @@ from gateway.upstream.pool.dns import Resolver, resolve_host
 from gateway.upstream.pool.member import Member
 from gateway.upstream.pool.outlier_detection import EjectionListener, FailureListener, ignore
 from gateway.upstream.pool.pool import Pool
+from gateway.upstream.shared_memory import SharedMemoryLane, SharedMemoryPolicy
 from gateway.upstream.transport import HeaderLines, UpstreamEndpoint
 
 _HTTP_IDLE_TIMEOUT = 4.0
@@ -200,7 +201,9 @@ def build_pool(
         headers = spec.own_request_headers
         options = EndpointOptions(spec.connect_timeout, idle_timeout, buffers, headers, public_name)
         if not is_http2:
-            return HttpEndpoint(address, options, declared.retry_stale)
+            endpoint = HttpEndpoint(address, options, declared.retry_stale)
+            endpoint.shared_memory = _shared_memory_lane(endpoint, address, declared)
+            return endpoint
         drained = DrainedStreams(drains)
         if concurrency_limit is not None:
             drained.counters.append(concurrency_limit)
@@ -225,6 +228,21 @@ def build_pool(
         on_failure=on_failure,
         exposes_endpoints=spec.exposes_endpoints,
     )
+
+
+def _shared_memory_policy(declared: UpstreamSettings) -> SharedMemoryPolicy | None:
+    shared = declared.shared_memory
+    return None if shared is None else SharedMemoryPolicy(shared.size, shared.min_bytes)
+
+
+def _shared_memory_lane(
+    endpoint: UpstreamEndpoint, address: ServerAddress, declared: UpstreamSettings
+) -> SharedMemoryLane | None:
+    policy = _shared_memory_policy(declared)
+    if policy is None or declared.inference_protocol == "grpc":
+        return None
+    why_not = "" if address.is_local else "its address is not on this machine"
+    return SharedMemoryLane(endpoint, policy, why_not)
 
 
 def _server_address(endpoint: Endpoint, spec: UpstreamSpec) -> ServerAddress:
@@ -297,6 +315,7 @@ def _build(
         declared.required,
         protocol,
         declared.grpc_cancellation,
+        _shared_memory_policy(declared),
     )
 
 

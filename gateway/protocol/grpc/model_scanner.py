@@ -89,6 +89,11 @@ class ModelScanner:
         """The group that has not ended; none of its fields is kept."""
 
     @property
+    def free_size(self) -> int:
+        """How many of the next bytes cost nothing to scan."""
+        return self.skip_size
+
+    @property
     def names(self) -> tuple[str, ...]:
         """Return what is known of all fields that may have the name, those that count first.
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Self, TypeVar
 
+from gateway.codec.v2.shared_memory import SharedTensors
 from gateway.errors import ErrorKind, GatewayError, ServerName, strip_tracebacks
 from gateway.observe.call_capture import CallCapture, CapturedAttempt, CapturedMessage
 from gateway.observe.call_record import CallRecord
@@ -24,9 +25,11 @@ from gateway.protocol.operations import ModelName, model_name_of
 from gateway.proxy.admission.concurrency_limit import acquire_all, release_all
 from gateway.proxy.admission.deadline import Deadline
 from gateway.proxy.attempts.attempt import Attempt
+from gateway.proxy.attempts.shared_memory import SharedMemoryCall
 from gateway.proxy.destination import Destination, Upstream
 from gateway.proxy.interfaces import Call
 from gateway.routing.retry import RetryPolicy
+from gateway.system.shared_memory import Slice
 from gateway.upstream.content_decoding import quoted_response
 from gateway.upstream.pool.member import Outcome
 from gateway.upstream.pool.pool import outcome_of
@@ -55,7 +58,7 @@ class UpstreamCall:
     tried once: unhealthy and ejected ones last.
 
     ``record`` gets the endpoint and the attempts. ``tried`` are endpoints that have failed before;
-    ``model`` is the one that the request names.
+    ``model`` is the one that the request names. ``tensors`` may go through shared memory.
     Raises GatewayError: that of the last endpoint, 503 for overload, 400 for a head that no server
     of the upstream accepts.
     """
@@ -71,11 +74,15 @@ class UpstreamCall:
         record: CallRecord,
         tried: tuple[UpstreamEndpoint, ...] = (),
         model: ModelName | None = None,
+        tensors: SharedTensors | None = None,
     ) -> None:
         self._limits = destination.concurrency_limits
         self._request = request
         self._deadline = deadline
         self._record = record
+        self._shared: SharedMemoryCall | None = None
+        if tensors is not None and record.capture is None:
+            self._shared = SharedMemoryCall(request, tensors, "" if model is None else model.name)
         hash_key = destination.upstream.pool.hash_key_of(request.headers)
         self._retry = RetryState(
             destination.upstream, destination.retry_policy, list(tried), model, hash_key
@@ -88,7 +95,7 @@ class UpstreamCall:
         try:
             await self._send_with_retries()
         except BaseException:
-            release_all(self._limits)
+            self._release()
             raise
         self.server = self._attempt.endpoint.server_for(is_grpc=self._request.is_grpc)
         return self
@@ -111,8 +118,15 @@ class UpstreamCall:
 
     async def __aexit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         """Release the slots, the connection and the endpoint."""
+        try:
+            self._release_endpoint(error)
+        finally:
+            self._release()
+
+    def _release(self) -> None:
         release_all(self._limits)
-        self._release_endpoint(error)
+        if self._shared is not None:
+            self._shared.release()
 
     def _release_endpoint(self, error: BaseException | None, is_retried: bool = False) -> None:
         """Release the connection and the endpoint of the last attempt, whatever it says of it."""
@@ -152,30 +166,57 @@ class UpstreamCall:
         request, record, deadline, retry = self._request, self._record, self._deadline, self._retry
         server = attempt.endpoint.server_for(is_grpc=request.is_grpc)
         deadline.expect_server(server)
+        is_read_once = isinstance(request.body, AsyncIterator)
+
+        def begin() -> None:
+            # Not even the wait for a first piece: it is cancelled with the attempt.
+            retry.is_repeatable = not is_read_once
+
+        def count(piece: bytes | memoryview) -> None:
+            deadline.expect_server(server)
+            record.sent_bytes += len(piece)
+
+        lane, shared = attempt.endpoint.shared_memory, self._shared
+        if lane is not None and shared is not None:
+
+            def send(part: UpstreamRequest, slices: Sequence[Slice]) -> Awaitable[UpstreamResponse]:
+                return send_attempt(attempt, part, partial(lane.send, slices=slices))
+
+            response = await shared.try_send(attempt, lane, send, begin, count)
+            if request is not shared.request:  # its body is in memory now
+                request = self._request = shared.request
+                retry.is_repeatable = True
+            if response is not None:
+                return response
         if isinstance(request.body, AsyncIterable):
-            is_read_once = isinstance(request.body, AsyncIterator)
-
-            def begin() -> None:
-                # Not even the wait for a first piece: it is cancelled with the attempt.
-                retry.is_repeatable = not is_read_once
-
-            def count(piece: bytes | memoryview) -> None:
-                deadline.expect_server(server)
-                record.sent_bytes += len(piece)
-
             request = _watched(request, begin, count)
         return await send_attempt(attempt, request)
 
 
-def send_call(call: Call, request: UpstreamRequest, *, to_any: bool = False) -> UpstreamCall:
+def send_call(
+    call: Call,
+    request: UpstreamRequest,
+    *,
+    to_any: bool = False,
+    tensors: SharedTensors | None = None,
+) -> UpstreamCall:
     """Send the request of a client's call to a server that has its model, or ``to_any`` server."""
     model = None if to_any else model_name_of(call.operation)
     record = call.response.record
-    return UpstreamCall(call.destination, request, call.deadline, record, model=model)
+    return UpstreamCall(
+        call.destination, request, call.deadline, record, model=model, tensors=tensors
+    )
 
 
-async def send_attempt(attempt: Attempt, request: UpstreamRequest) -> UpstreamResponse:
-    """Send a request to the endpoint of an attempt; return once the head of a response is there."""
+async def send_attempt(
+    attempt: Attempt,
+    request: UpstreamRequest,
+    send: Callable[[UpstreamRequest], Awaitable[UpstreamResponse]] | None = None,
+) -> UpstreamResponse:
+    """Send a request to the endpoint of an attempt; return once the head of a response is there.
+
+    ``send`` does it in place of the endpoint's own; such a request is not captured.
+    """
     record, endpoint = attempt.record, attempt.endpoint
     parent = attempt.begin(request.method, request.target, request.is_grpc)
     if record.trace is not None:
@@ -186,8 +227,8 @@ async def send_attempt(attempt: Attempt, request: UpstreamRequest) -> UpstreamRe
         request = replace(request, headers=headers)
     if isinstance(request.body, Sequence):
         record.sent_bytes = sum(map(len, request.body))
-    if record.capture is None:
-        response = await endpoint.send(request)
+    if send is not None or record.capture is None:
+        response = await (send or endpoint.send)(request)
     else:
         response = await send_captured(endpoint, request, record.capture, record.upstream)
     with closed_on_error(response):

@@ -56,6 +56,7 @@ from gateway.proxy.calls.handler import (
     scope_of,
 )
 from gateway.proxy.calls.infer import InferHandler, convert_whole
+from gateway.proxy.calls.shared_memory import lists_regions
 from gateway.proxy.destination import Destination, Limits, Upstream
 from gateway.proxy.errors import record_status, send_status
 from gateway.proxy.grpc.http_form import (
@@ -80,6 +81,7 @@ from gateway.proxy.grpc.message import (
 )
 from gateway.proxy.grpc.own_services import serve_health, serve_reflection
 from gateway.proxy.grpc.passthrough import grpc_passthrough, relay_messages, wants_status
+from gateway.proxy.grpc.region_guard import MARK
 from gateway.proxy.grpc.request import NamedModel
 from gateway.proxy.headers import ResponseHeaderPolicy, end_to_end
 from gateway.proxy.infer.convert_buffered_request import ReceivedRequest
@@ -162,6 +164,8 @@ class GrpcHandler(InferHandler):
             return None  # the streaming path sends the error
         if not _passes(upstream):
             return self._convert_message(head, body, destination, seconds)
+        if upstream.shared_memory is not None and MARK in body:
+            return None  # the streaming path reads it, and may send the error
         template = self._passed_template(upstream.dialect.grpc.service)
         line = b""
         if seconds and not upstream.drains_cancelled:  # else the server would cancel it itself
@@ -448,13 +452,25 @@ class RpcHandler(CallHandler):
                     await self._serve_as_http(call, reservation, from_metadata=True)
                     return
             # Whoever changes settings has to learn which upstream lacks them.
-            if upstream.speaks_grpc and kind is not OperationKind.LOGGING:
-                await grpc_passthrough(call, reservation)
+            passes = upstream.speaks_grpc and kind is not OperationKind.LOGGING
+            message: bytes | memoryview | None = None
+            rpc = self._rpc.name
+            if rpc.startswith("SystemSharedMemory") and upstream.shared_memory is not None:
+                message = await receive_message(call, reservation)
+                region = read_request(rpc, message).path.get("name", "")
+                passes = passes and not lists_regions(rpc, region)
+            if passes:
+                await grpc_passthrough(call, reservation, message)
             else:
-                await self._serve_as_http(call, reservation)
+                await self._serve_as_http(call, reservation, message)
 
     async def _serve_as_http(
-        self, call: Call, reservation: Reservation, *, from_metadata: bool = False
+        self,
+        call: Call,
+        reservation: Reservation,
+        message: bytes | memoryview | None = None,
+        *,
+        from_metadata: bool = False,
     ) -> None:
         """Serve an RPC as the request over HTTP that asks for the same.
 
@@ -464,7 +480,9 @@ class RpcHandler(CallHandler):
         name = self._rpc.name
         if name not in RPCS:
             raise GatewayError(ErrorKind.UNSUPPORTED, f"{name} has no counterpart over HTTP")
-        path, body = read_request(name, await receive_message(call, reservation))
+        if message is None:
+            message = await receive_message(call, reservation)
+        path, body = read_request(name, message)
         readiness = _READINESS.get(name)
 
         def convert(status: int, _headers: CIMultiDict[str], document: bytes) -> Chunks:

@@ -22,6 +22,7 @@ from gateway.codec.v2.buffered_response import (
     convert_large_body,
 )
 from gateway.codec.v2.request import MAX_FAST_REQUEST
+from gateway.codec.v2.shared_memory import SharedTensors, certain_output_sizes
 from gateway.errors import GatewayError, ModelMismatchError, bad_request, name_server_in_errors
 from gateway.http1.head import RequestHead, ResponseHead
 from gateway.protocol.grpc.framing import frame
@@ -51,6 +52,7 @@ from gateway.proxy.filters.forwarded_headers import REQUEST_ID
 from gateway.proxy.headers import with_body
 from gateway.proxy.infer.convert_buffered_request import (
     ReceivedRequest,
+    cached_metadata,
     cached_outputs_to_list,
     is_accepted,
     read_buffered,
@@ -64,6 +66,7 @@ from gateway.proxy.infer.convert_request import (
     model_metadata,
     outputs_to_list,
     receive_request,
+    shared_tensors,
 )
 from gateway.proxy.infer.convert_response import convert_response, plan_response
 from gateway.proxy.infer.grpc_upstream import (
@@ -131,10 +134,19 @@ class InferHandler(BufferedHandler):
                 return None  # the streaming path drops the fields
             return self._write_grpc(received, received.request, destination)
         unlisted = cached_outputs_to_list(self._operation, destination, received.request.head)
-        if unlisted is None:
+        if unlisted is None or self._may_share_memory(received, destination):
             return None
         request = self._write_http(received, unlisted, destination)
         return request if isinstance(request.body, list) else None
+
+    def _may_share_memory(self, received: ReceivedRequest, destination: Destination) -> bool:
+        """Tell whether tensors may go through shared memory; the streaming path does that."""
+        policy = destination.upstream.shared_memory
+        if policy is None:
+            return False
+        model = cached_metadata(self._operation, destination)
+        sizes = certain_output_sizes(received.request, model)
+        return max(received.request.data_size, sum(sizes.values())) >= policy.min_bytes
 
     async def serve(self, call: Call) -> None:
         """Serve a call in a task."""
@@ -152,6 +164,7 @@ class InferHandler(BufferedHandler):
         """
         await check_request(call, received)
         destination, record = call.destination, call.response.record
+        tensors: SharedTensors | None = None
         with call.reserve() as reservation:
             if self.sends_grpc(destination.upstream):
                 complete = await with_all_data(received, destination, reservation)
@@ -159,10 +172,11 @@ class InferHandler(BufferedHandler):
             else:
                 unlisted = await outputs_to_list(call, received.request)
                 request = self._write_http(received, unlisted, destination)
+                tensors = await shared_tensors(call, received, unlisted, reservation)
             record.server_form = request.form
             record.request_elements = request.elements
             sent = request.for_attempts(request.lines, waits_for_chunks=True)
-            async with send_call(call, sent) as upstream_call:
+            async with send_call(call, sent, tensors=tensors) as upstream_call:
                 response, server = upstream_call.response, upstream_call.server
                 relay = request.relay_of(
                     response, server, call.response, destination, call.deadline

@@ -10,6 +10,7 @@ from gateway.protocol.operations import OperationKind
 from gateway.proxy.calls.grpc import OwnRpcHandler, RpcHandler, make_grpc_infer_handler
 from gateway.proxy.calls.handler import GenerateHandler, MakeHandler, OwnHandler, PassthroughHandler
 from gateway.proxy.calls.infer import PredictHandler, make_infer_handler
+from gateway.proxy.calls.shared_memory import SharedMemoryHandler
 from gateway.proxy.cluster.server_operations import (
     live,
     load,
@@ -62,6 +63,7 @@ KINDS: Final[dict[OperationKind, CallKind]] = {
     OperationKind.V1_MODEL: _own(v1_models),
     OperationKind.V1_MODELS: _own(v1_models),
     OperationKind.ALL_STATISTICS: _own(statistics),
+    OperationKind.SHARED_MEMORY: from_one(SharedMemoryHandler),
 }
 """Calls of all other kinds pass untouched."""
 

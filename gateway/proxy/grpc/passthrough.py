@@ -37,6 +37,7 @@ from gateway.protocol.grpc.headers import (
     read_status,
 )
 from gateway.protocol.grpc.methods import INFERENCE_SERVICE, find_method
+from gateway.protocol.grpc.model_scanner import ModelScanner
 from gateway.protocol.grpc.status import GrpcStatus
 from gateway.protocol.grpc.wire import MAX_MESSAGE, WireError, WireReader, varint_field
 from gateway.protocol.messages import RequestFeatures
@@ -48,6 +49,7 @@ from gateway.proxy.body_io import Chunks, ClientBody, ResponseRelay, convert_mes
 from gateway.proxy.errors import record_status, send_status, status_lines
 from gateway.proxy.filters.mirror import DiscardResponse
 from gateway.proxy.grpc.message import receive_messages
+from gateway.proxy.grpc.region_guard import RegionGuard
 from gateway.proxy.grpc.request import GrpcRequest
 from gateway.proxy.headers import end_to_end
 from gateway.proxy.infer.convert_request import model_metadata
@@ -73,11 +75,17 @@ def client_timeout(headers: CIMultiDictProxy[str]) -> float | None:
     return None if value is None else parse_timeout(value)
 
 
-async def grpc_passthrough(call: Call, reservation: Reservation) -> None:
+async def grpc_passthrough(
+    call: Call, reservation: Reservation, message: bytes | memoryview | None = None
+) -> None:
     """Pass a gRPC call to a server, and its response back.
 
-    Raises GatewayError; an error of the server passes as its own status.
+    ``message`` is the request's only one, if it was read. Raises GatewayError; an error of the
+    server passes as its own status.
     """
+    is_infer = call.operation.kind is OperationKind.INFER
+    if is_infer and call.destination.upstream.shared_memory is not None:
+        call = replace(call, request=await _scan_again(call, RegionGuard))
     request = call.request
     headers = CIMultiDict(request.headers)
     headers.popall("Content-Length", None)
@@ -97,9 +105,11 @@ async def grpc_passthrough(call: Call, reservation: Reservation) -> None:
     if changes:
         headers.popall(ACCEPT_ENCODING, None)  # the gateway does not read compressed messages
     target = request.target.replace(f"/{INFERENCE_SERVICE}/", f"/{form.service}/", 1)
-    if request.target == _STREAM_INFER and not form.checks_tensors:
+    if message is not None:
+        body: Body = (frame(len(message)), message)
+    elif request.target == _STREAM_INFER and not form.checks_tensors:
         headers.popall(ENCODING, None)  # they are read, and sent as they are then
-        body: Body = _checked_messages(call, reservation)
+        body = _checked_messages(call, reservation)
     else:
         body = await _body(call, reservation)
     upstream_request = UpstreamRequest("POST", target, headers, body, is_grpc=True)
@@ -169,7 +179,7 @@ async def _body(call: Call, reservation: Reservation) -> Body:
     if not is_checked:
         body = ClientBody(call.request, _ANY_SIZE, call.deadline)  # each message has its cap
         return body.read_rest() if body.size is None else (await body.read_all(reservation),)
-    request = marking_request(call)
+    request = await marking_request(call)
     body = ClientBody(request, _ANY_SIZE, call.deadline)
     if body.size is None:
         return check_chunks(call, request, body.read_rest())
@@ -235,19 +245,27 @@ async def wrap_streamed(chunks: Chunks) -> Chunks:
 # -------------------------------------------------------------- classification of strings
 
 
-def marking_request(call: Call) -> GrpcRequest:
+async def marking_request(call: Call) -> GrpcRequest:
     """Return the request of a call, which marks outputs that may want classification.
 
     Requests that copy a body for a mirror, and their copies, are scanned once more.
     """
     request = call.request
     if not isinstance(request, GrpcRequest):
-        # The sizes were checked before a rewrite may have added to them.
-        limits = replace(call.destination.limits, max_request_bytes=MAX_MESSAGE)
-        method = find_method(request.target.partition("?")[0])
-        request = GrpcRequest(request, method, limits, call.destination.scheduler.next_slice)
-        request.content_length = call.request.content_length
+        request = await _scan_again(call)
     request.marks_outputs = True
+    return request
+
+
+async def _scan_again(call: Call, scanner: type[ModelScanner] = ModelScanner) -> GrpcRequest:
+    """Return the request of a call, which is scanned as it is read, whatever models it names."""
+    # The sizes were checked before a rewrite may have added to them.
+    limits = replace(call.destination.limits, max_request_bytes=MAX_MESSAGE)
+    method = find_method(call.request.target.partition("?")[0])
+    next_slice = call.destination.scheduler.next_slice
+    request = GrpcRequest(call.request, method, limits, next_slice, scanner)
+    request.content_length = call.request.content_length
+    await request.route(MAX_MESSAGE, lambda _: None)
     return request
 
 

@@ -63,7 +63,7 @@ class GrpcRequest(ClientRequest):
     ``read`` gives the body as it came, unless its route rewrites the model; what ``find_model``
     has read ahead comes again. Of the limits ``max_request_bytes`` is for a message, and
     ``max_buffered_body_bytes`` for what is read ahead. A message with many fields is scanned in
-    time slices, which ``next_slice`` gives.
+    time slices, which ``next_slice`` gives. ``scanner`` scans infer requests.
     """
 
     def __init__(
@@ -72,6 +72,7 @@ class GrpcRequest(ClientRequest):
         method: GrpcMethod,
         limits: Limits,
         next_slice: TimeSliceWaiter,
+        scanner: type[ModelScanner] = ModelScanner,
     ) -> None:
         self.method = request.method
         self.target = request.target
@@ -95,6 +96,7 @@ class GrpcRequest(ClientRequest):
         self.reader = MessageReader(limits.max_request_bytes, _CAP_NAME, REQUEST)
         self._unscanned: Iterator[MessagePiece] = iter(())
         """What came after the message that tells the route; it is scanned once that is known."""
+        self._make_scanner = scanner
         self._scanner = self._new_scanner()
         self._decompressor: MessageDecompressor | None = None
         self._limits = limits
@@ -259,7 +261,7 @@ class GrpcRequest(ClientRequest):
         scanner = self._scanner
         while data:
             before = scanner.fields
-            size = max(_SCAN_STEP, scanner.skip_size)
+            size = max(_SCAN_STEP, scanner.free_size)
             scanner.feed(data[:size])
             data = data[size:]
             await self._count_work(scanner.fields - before)
@@ -287,7 +289,7 @@ class GrpcRequest(ClientRequest):
         rpc = self.rpc
         if rpc.kind is not OperationKind.INFER:
             return ModelScanner(rpc.name_fields, rpc.version_field)
-        return ModelScanner(
+        return self._make_scanner(
             rpc.name_fields, rpc.version_field, fields.REQUESTED_OUTPUTS >> 3, fields.CLASSIFICATION
         )
 

@@ -7,6 +7,7 @@ error. For all other requests both give the same result.
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator, Sequence
 from typing import Final
 
@@ -19,13 +20,20 @@ from gateway.protocol.declared_model import complete_metadata
 from gateway.protocol.messages import InferRequest, InferRequestHead
 from gateway.protocol.operations import Operation
 from gateway.protocol.raw_binary import read_raw_binary
+from gateway.protocol.request_features import region_error
 from gateway.protocol.tensors import ModelMetadata
 from gateway.protocol.v1 import V1ResponseLayout
 from gateway.proxy.body_io import Chunks
-from gateway.proxy.destination import Destination
+from gateway.proxy.destination import Destination, Upstream
 from gateway.sizes import CACHED_DOCUMENTS, MAX_UNSCHEDULED
 from gateway.system.bounded_cache import cached
+from gateway.system.shared_memory import PREFIX
 from gateway.upstream.transport import FIRST_ERROR_STATUS
+
+_OWN_REGION: Final = re.compile(
+    rb'"shared_memory_region"[ \t\r\n]*+:[ \t\r\n]*+"%b' % PREFIX.encode()
+)
+"""A member of JSON without escapes."""
 
 _UNRELATED_STATUSES = frozenset((401, 403, 408, 413, 429, 502, 503, 504))
 """Errors whose reason is not the model's metadata."""
@@ -123,9 +131,27 @@ def received_prediction(request: InferRequest, layout: V1ResponseLayout) -> Rece
     return ReceivedRequest(request, request.chunks, uses_metadata=True, response_form=form)
 
 
+def own_region_error(request: InferRequest, upstream: Upstream) -> str:
+    """Say which tensor names a region of the gateway's own shared memory; empty if none does.
+
+    Another client's tensors are there.
+    """
+    if upstream.shared_memory is None:
+        return ""
+    head = request.head
+    error = region_error("input", head.inputs, PREFIX)
+    error = error or region_error("output", head.outputs, PREFIX)
+    if not error and request.text and _OWN_REGION.search(request.text):
+        # Of a member that occurs twice, the server takes the first, and the head has the last.
+        error = "the request's JSON names a shared memory region that is the gateway's own"
+    return error
+
+
 def is_accepted(operation: Operation, destination: Destination, received: ReceivedRequest) -> bool:
     """Tell whether a request needs no check that waits, and fails none that does not."""
     head = received.request.head
+    if own_region_error(received.request, destination.upstream):
+        return False
     declared = destination.declared_models.get(operation.model or "")
     if declared and not received.is_raw_binary and not declared.accepts(head.inputs):
         return False

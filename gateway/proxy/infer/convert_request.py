@@ -13,6 +13,7 @@ from gateway.codec.v2.request import (
     InferRequestReader,
     read_without_data,
 )
+from gateway.codec.v2.shared_memory import SharedTensors, certain_output_sizes
 from gateway.errors import ErrorKind, GatewayError, ModelMismatchError, bad_request
 from gateway.protocol.declared_model import complete_metadata
 from gateway.protocol.messages import InferRequest, TensorData
@@ -31,6 +32,7 @@ from gateway.proxy.infer.convert_buffered_request import (
     ReceivedRequest,
     cached_metadata,
     cached_outputs_to_list,
+    own_region_error,
     read_buffered,
 )
 from gateway.proxy.interfaces import Call
@@ -271,6 +273,31 @@ async def outputs_to_list(call: Call, request: InferRequest) -> tuple[str, ...]:
     return tuple(output.name for output in outputs)
 
 
+async def shared_tensors(
+    call: Call, received: ReceivedRequest, unlisted: tuple[str, ...], reservation: Reservation
+) -> SharedTensors | None:
+    """Return the tensors of a request that may go through shared memory; None if they may not.
+
+    A slice counts as buffered; where there is no room for it, the call does without.
+    """
+    upstream = call.destination.upstream
+    policy = upstream.shared_memory
+    if policy is None or not upstream.dialect.binary:
+        return None
+    try:
+        model: ModelMetadata | None = await model_metadata(call)
+    except (UpstreamResponseError, GatewayError):
+        model = None
+    sizes = certain_output_sizes(received.request, model)
+    tensors = SharedTensors(received.request, received.body, sizes, unlisted)
+    parts = [each for each in (tensors.input_size, tensors.output_size) if each >= policy.min_bytes]
+    try:
+        reservation.grow(sum(parts))
+    except GatewayError:
+        return None
+    return tensors if parts else None
+
+
 async def check_request(call: Call, received: ReceivedRequest) -> None:
     """Refuse a request that its model does not accept, or that would crash its server.
 
@@ -278,6 +305,8 @@ async def check_request(call: Call, received: ReceivedRequest) -> None:
     raises if that is needed.
     """
     head = received.request.head
+    if error := own_region_error(received.request, call.destination.upstream):
+        raise bad_request(error)
     declared = call.destination.declared_models.get(call.operation.model or "")
     if declared is not None and not received.is_raw_binary:
         declared.check(head.inputs)

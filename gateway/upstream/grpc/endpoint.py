@@ -122,6 +122,7 @@ class DualEndpoint(UpstreamEndpoint):
         self.name = http.name
         self.own_request_headers = http.own_request_headers
         self.drain_counters = grpc.drain_counters
+        self.shared_memory = http.shared_memory
         self._http = http
         self._grpc = grpc
         self._lacks_grpc = False

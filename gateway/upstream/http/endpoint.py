@@ -183,6 +183,8 @@ class HttpEndpoint(ServerEndpoint):
 
     async def close(self) -> None:
         """Close the idle connections; calls in flight close theirs."""
+        if self.shared_memory is not None:
+            await self.shared_memory.close()
         await self.connections.close()
         await self._wait_for_tasks()
         if not self.deferrals.size:  # else calls in flight still wait for their bodies

@@ -125,6 +125,7 @@ class Member(EndpointRecord):
             sentence,
             _isoformat(self.since),
             str(self.outlier) if self.outlier else None,
+            None if (lane := self.endpoint.shared_memory) is None else lane.describe(),
         )
 
 
@@ -174,3 +175,5 @@ class MemberState:
     """When it came into that state: ISO 8601, UTC."""
     latency_outlier: str | None = None
     """How its latency is an outlier; None if it is not."""
+    shared_memory: dict[str, int | str] | None = None
+    """See ``SharedMemoryLane.describe``; None if the settings want none."""

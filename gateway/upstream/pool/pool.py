@@ -424,6 +424,9 @@ class Pool:
         self._supervisor.is_running = True
         self._supervisor.add(self.members)
         await self._supervisor.resolve_names(self.set_endpoints)
+        for endpoint in self.endpoints:
+            if endpoint.shared_memory is not None:
+                endpoint.shared_memory.start()
 
     def set_endpoints(self, endpoints: Sequence[UpstreamEndpoint]) -> None:
         """Replace the endpoints; those that leave finish their calls and then disconnect."""

@@ -54,6 +54,11 @@ class Gateway:
         """All that it has written to stdout and stderr."""
         return self._log.read_text()
 
+    @property
+    def pid(self) -> int:
+        """The id of its process."""
+        return self._process.pid
+
     def stop(self, seconds: float = 15) -> int:
         """Send SIGTERM, wait at most so long, and answer the exit status."""
         self._process.terminate()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
+from urllib.parse import unquote
 
 import grpc
 import pytest
@@ -15,9 +16,10 @@ from gateway.protocol.grpc.framing import frame
 from gateway.proxy.body_io import stream
 from gateway.proxy.grpc.passthrough import StreamError, end_at_first_error
 from tests.support.gateway import running_gateway, until
-from tests.support.grpc.client import GrpcClient, GrpcResponse, grpc_client
+from tests.support.grpc.client import SERVICE, GrpcClient, GrpcResponse, grpc_client
 from tests.support.grpc.proto_file import message_class
 from tests.support.grpc.wire_bytes import cuts
+from tests.support.http2_client import connect_http2
 from tests.support.servers.grpc_server import GrpcServer, Unary, fail, grpc_server, model_metadata
 
 LARGE = 200_000
@@ -63,6 +65,22 @@ async def test_classification_of_strings_is_refused(
         assert (response.code, response.text) == (grpc.StatusCode.INVALID_ARGUMENT, REFUSED)
         assert request not in server.requests
         assert (await client.call(method, PLAIN)).code is grpc.StatusCode.OK
+
+
+async def test_messages_that_come_together_are_all_checked_where_they_are_mirrored() -> None:
+    headers = [("content-type", "application/grpc"), ("te", "trailers")]
+    with grpc_server(unary={"ModelMetadata": model_metadata("BYTES")}) as server:
+        others = {"copies": {"endpoints": [server.url], "dialect": "triton"}}
+        route = {"mirror": {"upstream": "copies", "percent": 100}}
+        async with (
+            running_gateway(server.url, route=route, others=others) as gateway,
+            connect_http2(gateway.url) as client,
+        ):
+            stream = client.send_headers("POST", f"/{SERVICE}/ModelStreamInfer", headers)
+            await client.send_data(stream, _framed(PLAIN, PLAIN, _request()))
+            reply = await client.response(stream)
+    ending = dict(reply.headers + reply.trailers)
+    assert unquote(ending["grpc-message"]) == REFUSED
 
 
 @pytest.mark.parametrize("size", [4, LARGE])

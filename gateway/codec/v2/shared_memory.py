@@ -1,0 +1,165 @@
+"""Requests whose tensors a server finds in shared memory, and responses that it leaves there.
+
+The extension of Triton: ``extension_shared_memory.md``. What the server gets and returns is the
+JSON alone; the rest of the gateway sees the binary form.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import orjson
+
+from gateway.codec.v2.binary_request import write_binary_header
+from gateway.codec.v2.json_writer import tensor_fields
+from gateway.errors import bad_response
+from gateway.protocol.messages import Fields, InferRequest, RequestedOutput
+from gateway.protocol.response_header import parse_response_header, read_outputs
+from gateway.protocol.tensors import ModelMetadata, element_count
+
+RequestData = Sequence[bytes | memoryview] | AsyncIterator[bytes | memoryview]
+
+_PARAMETERS: Final = ("shared_memory_region", "shared_memory_offset", "shared_memory_byte_size")
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where tensors are, one after another: the name of a region, and the first byte in it."""
+
+    region: str
+    offset: int
+
+
+class SharedTensors:
+    """The tensors of an infer request, which may go to the server through shared memory.
+
+    ``data`` are those of all inputs, in order. ``output_sizes`` are the bytes of each output that
+    the server will return, by name; empty if one of them is not certain. ``unlisted`` as in
+    ``write_binary_header``.
+    """
+
+    def __init__(
+        self,
+        request: InferRequest,
+        data: RequestData,
+        output_sizes: Mapping[str, int],
+        unlisted: tuple[str, ...] = (),
+    ) -> None:
+        self.data = data
+        self.output_sizes: Final = output_sizes
+        self._request: Final = request
+        self._unlisted: Final = unlisted
+        self._outputs: Final = request.head.outputs or tuple(map(RequestedOutput, unlisted))
+        # One that has no data, or has it in a region of the client, does without another.
+        has_data = all(each.binary_size for each in request.head.inputs)
+        self.input_size: Final = request.data_size if has_data else 0
+        """Bytes of all inputs; 0 if they cannot be in shared memory."""
+        self.output_size: Final = sum(output_sizes.values())
+        """Bytes of all outputs; 0 if they cannot be in shared memory."""
+
+    @property
+    def binary_header(self) -> bytes:
+        """The JSON of the request in the binary form."""
+        return write_binary_header(self._request, self._unlisted)
+
+    def write_header(self, inputs: Place | None, outputs: Place | None) -> bytes:
+        """Write the JSON of the request; tensors without a place are in the body, in binary."""
+        head, position = self._request.head, 0
+        entries = []
+        for tensor in head.inputs:
+            size = tensor.binary_size
+            if inputs is None:
+                own: Fields = {} if size is None else {"binary_data_size": size}
+            else:
+                assert size is not None
+                own = _shared(inputs, position, size)
+                position += size
+            entries.append(tensor_fields(tensor, {**tensor.parameters, **own}))
+        fields: Fields = {} if self._request.id is None else {"id": self._request.id}
+        fields["inputs"] = entries
+        parameters = head.parameters
+        if outputs is not None:
+            fields["outputs"] = self._write_outputs(outputs)
+        elif self._outputs:
+            wanted = {"binary_data": True}
+            fields["outputs"] = [
+                _listed(each, {} if _PARAMETERS[0] in each.parameters else wanted)
+                for each in self._outputs
+            ]
+        else:
+            parameters = {**parameters, "binary_data_output": True}
+        if parameters:
+            fields["parameters"] = parameters
+        return orjson.dumps({**fields, **head.extra})
+
+    def _write_outputs(self, place: Place) -> list[Fields]:
+        listed = {each.name: each for each in self._outputs}
+        entries, position = [], 0
+        for name, size in self.output_sizes.items():
+            output = listed.get(name) or RequestedOutput(name)
+            entries.append(_listed(output, _shared(place, position, size)))
+            position += size
+        return entries
+
+    def read_response(self, document: bytes, memory: memoryview) -> tuple[bytes, list[memoryview]]:
+        """Return a response as it is in the binary form: its header, and the data that follow.
+
+        ``memory`` is where the outputs are. Raises GatewayError (502) for a response that does not
+        have the outputs that were asked for; each may be smaller than its place.
+        """
+        starts, position = {}, 0
+        for name, size in self.output_sizes.items():
+            starts[name] = position
+            position += size
+        fields = parse_response_header(document)
+        outputs = read_outputs(fields)
+        if sorted(output.name for output in outputs) != sorted(starts):
+            raise bad_response("the server's response does not have the requested outputs")
+        data = []
+        for output, entry in zip(outputs, fields["outputs"], strict=True):
+            has_place = output.datatype.size and "data" not in entry and not output.binary_size
+            size = element_count(output.shape) * (output.datatype.size or 0)
+            if not has_place or size > self.output_sizes[output.name]:
+                raise bad_response(
+                    f"output '{output.name}' of the server's response is not where it was asked for"
+                )
+            kept = {k: v for k, v in output.parameters.items() if k not in _PARAMETERS}
+            entry["parameters"] = {**kept, "binary_data_size": size}
+            start = starts[output.name]
+            data.append(memory[start : start + size])
+        return orjson.dumps(fields), data
+
+
+def _listed(output: RequestedOutput, own: Fields) -> Fields:
+    return {"name": output.name, **output.extra, "parameters": {**output.parameters, **own}}
+
+
+def _shared(place: Place, position: int, size: int) -> Fields:
+    return dict(zip(_PARAMETERS, (place.region, place.offset + position, size), strict=True))
+
+
+def certain_output_sizes(request: InferRequest, model: ModelMetadata | None) -> dict[str, int]:
+    """Return the bytes of each output of a request, by name; empty if one is not certain.
+
+    They are if the metadata give its whole shape, or all but the batch, which is the request's.
+    """
+    head = request.head
+    if model is None or head.features.classified_outputs or not head.inputs:
+        return {}
+    declared = {output.name: output for output in model.outputs}
+    batch = head.inputs[0].shape[:1]
+    sizes = {}
+    for name in [each.name for each in head.outputs] or list(declared):
+        output = declared.get(name)
+        if output is None or output.datatype.size is None:
+            return {}
+        shape = output.shape
+        if model.batching and batch and shape[:1] == (-1,):
+            shape = batch + shape[1:]
+        if any(size <= 0 for size in shape):
+            return {}
+        sizes[name] = element_count(shape) * output.datatype.size
+    names_region = any(_PARAMETERS[0] in each.parameters for each in head.outputs)
+    return {} if names_region or len(sizes) < len(head.outputs) else sizes

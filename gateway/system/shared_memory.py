@@ -1,0 +1,241 @@
+"""A region of system shared memory: its file, its owner, and the slices that calls hold.
+
+A server maps the file by its name, which is unlinked as soon as it has: then a process that is
+killed leaves no file. The memory lives until both sides have unmapped it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+import re
+import secrets
+import weakref
+from collections.abc import Collection
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+PREFIX: Final = "tensorgate-"
+"""How the names of the gateway's regions begin; clients may not name such ones."""
+
+FOLDER: Final = Path("/dev/shm")  # noqa: S108  (where shm_open(3) has its files)
+_NAME: Final = re.compile(rf"{PREFIX}([0-9a-f]{{16}})-[0-9]+")
+_MARK: Final = ".owner"
+_MARK_NAME: Final = re.compile(rf"{PREFIX}([0-9a-f]{{16}})\{_MARK}")
+_TOKEN_BYTES: Final = 8
+_PAGE: Final = 4096
+_OPEN_TO_ALL: Final = 0o666
+"""The server may run as another user. The file has a name only until the server has mapped it."""
+
+
+class Owner:
+    """The mark that the owner of some regions lives: a file that it keeps locked.
+
+    A process that ends, however it does, holds its locks no more; its id would say nothing in the
+    namespace of another container.
+    """
+
+    def __init__(self, server: str = "") -> None:
+        """Raise OSError if there is no folder for shared memory, or no place in it.
+
+        ``server`` is the one that may have regions of this owner when it is dead.
+        """
+        self.token: Final = secrets.token_hex(_TOKEN_BYTES)
+        self._path: Final = _lock_path(self.token)
+        flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC
+        self._descriptor = os.open(self._path, flags, 0o644)
+        try:
+            os.fchmod(self._descriptor, 0o644)  # whatever the umask: other users ask, too
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.write(self._descriptor, server.encode())
+            os.stat(self._path)  # another process may have removed it before it was locked
+        except OSError:
+            self.close()
+            raise
+
+    def close(self, *, keeps_regions: bool = False) -> None:
+        """End it; with ``keeps_regions``, another process finds that they are nobody's."""
+        if not keeps_regions:
+            self._path.unlink(missing_ok=True)
+        os.close(self._descriptor)
+
+
+def owner_of(name: str) -> str | None:
+    """Return the token in the name of a region; None if it is no region of a gateway."""
+    match = _NAME.fullmatch(name)
+    return None if match is None else match[1]
+
+
+def is_dead(token: str) -> bool:
+    """Tell whether the mark of an owner is there, and nobody holds it.
+
+    Without a mark nothing is known: the server may share another folder with that owner. Raises
+    OSError if the mark cannot be opened.
+    """
+    try:
+        descriptor = os.open(_lock_path(token), os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(descriptor)
+    return True
+
+
+def remove_dead_files(server: str, still_registered: Collection[str]) -> None:
+    """Remove the files of dead owners, but the marks of those whose tokens are given.
+
+    Marks of owners of another ``server`` stay: it may have regions of theirs.
+    """
+    for path in FOLDER.glob(f"{PREFIX}*"):
+        with suppress(OSError):  # another user's, or gone
+            if _is_useless(path, server, still_registered):
+                path.unlink(missing_ok=True)
+
+
+def _is_useless(path: Path, server: str, still_registered: Collection[str]) -> bool:
+    if (token := owner_of(path.name)) is not None:
+        # The owner of a region without a mark has ended as it should.
+        return is_dead(token) or not _lock_path(token).exists()
+    mark = _MARK_NAME.fullmatch(path.name)
+    if mark is None or mark[1] in still_registered or not is_dead(mark[1]):
+        return False
+    return path.read_text() in (server, "")
+
+
+def _lock_path(token: str) -> Path:
+    return FOLDER / f"{PREFIX}{token}{_MARK}"
+
+
+class Slice:
+    """A part of a region. Whoever uses it holds it; it is free once nobody does.
+
+    The call that took it holds it from the start.
+    """
+
+    __slots__ = ("_holders", "_region", "is_quarantined", "offset", "size", "view")
+
+    def __init__(self, region: Region, offset: int, size: int) -> None:
+        self._region = region
+        self.offset: Final = offset
+        self.size: Final = size
+        """The bytes that were asked for."""
+        self.view: Final = memoryview(region.memory)[offset : offset + size]
+        self._holders = 1
+        self.is_quarantined = False
+        """Its call has ended, and the server may still use it."""
+
+    @property
+    def region(self) -> str:
+        """The name of its region."""
+        return self._region.name
+
+    def hold(self) -> None:
+        """Keep it from being free until ``release``."""
+        self._holders += 1
+
+    def release(self) -> None:
+        """Hold it no more."""
+        self._holders -= 1
+        if not self._holders:
+            self._region.give_back(self)
+
+    def end_call(self) -> None:
+        """Release it for the call that took it; if the server still holds it, in quarantine."""
+        self.release()
+        if self._holders:
+            self._region.quarantine(self)
+
+
+class Region:
+    """Memory that a server maps, too; slices of it are taken and given back.
+
+    Slices are the first free bytes that suffice, in whole pages, and neighbours that are free
+    become one. A search takes as long as there are gaps, which are no more than calls in progress:
+    to keep sizes of powers of two apart would waste up to half of the memory.
+    """
+
+    def __init__(self, name: str, size: int) -> None:
+        """Make the file and map it; it takes some 0.3 ms for each MiB.
+
+        Raises OSError if /dev/shm has no room: a page that is missing later would end the server.
+        """
+        self.name: Final = name
+        self._path: Final = FOLDER / name
+        descriptor = os.open(self._path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        try:
+            os.fchmod(descriptor, _OPEN_TO_ALL)
+            os.posix_fallocate(descriptor, 0, size)
+            flags = mmap.MAP_SHARED | mmap.MAP_POPULATE
+            self.memory: Final = mmap.mmap(descriptor, size, flags)
+        except BaseException:
+            self.unlink()
+            raise
+        finally:
+            os.close(descriptor)
+        # A start that is cancelled drops a region before anybody has its name.
+        weakref.finalize(self, self._path.unlink, missing_ok=True)
+        self.size: Final = size
+        self.used = 0
+        """Bytes of the slices that somebody holds."""
+        self.quarantined = 0
+        """Those of them that only the server may still use."""
+        self._gaps = [(0, size)]
+        """Where free bytes begin, and how many there are, in order."""
+
+    @property
+    def key(self) -> str:
+        """The name by which shm_open(3) finds it."""
+        return f"/{self.name}"
+
+    def unlink(self) -> None:
+        """Remove its name, so that nobody else can map it."""
+        self._path.unlink(missing_ok=True)
+
+    def take(self, size: int) -> Slice | None:
+        """Return a slice, held once; None if no gap has so many bytes, or for none."""
+        if not size:
+            return None
+        needed = _in_pages(size)
+        for i, (start, length) in enumerate(self._gaps):
+            if length >= needed:
+                self._gaps[i : i + 1] = [(start + needed, length - needed)] * (length > needed)
+                self.used += needed
+                return Slice(self, start, size)
+        return None
+
+    def quarantine(self, part: Slice) -> None:
+        """Count a slice as one that only the server may still use, until it is free."""
+        part.is_quarantined = True
+        self.quarantined += _in_pages(part.size)
+
+    def give_back(self, part: Slice) -> None:
+        """Free a slice that nobody holds."""
+        size = _in_pages(part.size)
+        self.used -= size
+        if part.is_quarantined:
+            self.quarantined -= size
+        gaps = self._gaps
+        i = next((i for i, gap in enumerate(gaps) if gap[0] > part.offset), len(gaps))
+        start, end = part.offset, part.offset + size
+        if i < len(gaps) and gaps[i][0] == end:
+            end += gaps.pop(i)[1]
+        if i and sum(gaps[i - 1]) == start:
+            i -= 1
+            start = gaps.pop(i)[0]
+        gaps.insert(i, (start, end - start))
+
+
+def _in_pages(size: int) -> int:
+    return -(-size // _PAGE) * _PAGE
+
+
+def shared_memory_left() -> int:
+    """Return the free bytes of /dev/shm; raises OSError if there is none."""
+    found = os.statvfs(FOLDER)
+    return found.f_bavail * found.f_frsize

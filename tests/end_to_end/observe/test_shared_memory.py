@@ -1,0 +1,137 @@
+"""An operator sees which tensors go through shared memory, why others do not, and its bytes."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import numpy as np
+
+from gateway.observe import families
+from tests.support.gateway import RunningGateway, served, until
+from tests.support.inference_messages import binary_header, infer_binary
+from tests.support.raw_client import RawClient
+from tests.support.servers.shared_memory_server import SharedMemoryModel
+
+ELEMENTS = 16_384
+TENSOR = np.arange(ELEMENTS, dtype="<f4").tobytes()
+BYTES = 2 * len(TENSOR)
+"""Of the slices of a call, for its inputs and its outputs."""
+SIZE = 2**20
+NONE = {"in_use": 0, "quarantined": 0}
+SHARED = ("shared_memory", "")
+
+
+def _request(data: bytes = TENSOR) -> bytes:
+    return infer_binary(binary_header(len(data), binary_output=True), data)
+
+
+class _Seen:
+    """A gateway in front of a model, and what it tells."""
+
+    def __init__(self, gateway: RunningGateway, client: RawClient) -> None:
+        self.gateway = gateway
+        self.client = client
+
+    async def call(self, data: bytes = TENSOR) -> dict[str, tuple[str, str]]:
+        """Make a call, which must return the tensor; return lane and reason of its tensors."""
+        before = self._counts()
+        reply = await self.client.ask(_request(data))
+        assert reply.status == 200
+        assert reply.body.endswith(data)
+        await self.gateway.until_idle()
+        found = {each: count - before.get(each, 0) for each, count in self._counts().items()}
+        assert all(count in (0, 1) for count in found.values())
+        return {tensors: (lane, why) for (tensors, lane, why), count in found.items() if count}
+
+    def _counts(self) -> dict[tuple[str, ...], float]:
+        sums = self.gateway.gateway.shared.metric_store.sums(families.SHARED_MEMORY_CALLS)
+        for upstream, endpoint, *_ in sums:
+            assert (upstream, endpoint) == ("servers", self.gateway.pool.endpoints[0].url)
+        return {labels[2:]: count for labels, (count,) in sums.items()}
+
+    @property
+    def memory(self) -> dict[str, Any]:
+        """Return what the status tells of the endpoint's memory."""
+        (state,) = self.gateway.pool.snapshot()
+        assert state.shared_memory is not None
+        return state.shared_memory
+
+
+@asynccontextmanager
+async def _seen(model: SharedMemoryModel) -> AsyncIterator[_Seen]:
+    """Run a gateway in front of a model; it has tried to register its memory."""
+    upstream = {"shared_memory": {"size": "1MiB", "min_bytes": "1KiB"}}
+    async with served(model, upstream=upstream) as (_, gateway, client):
+        seen = _Seen(gateway, client)
+        await until(lambda: "not registered yet" not in seen.memory["why_not"])
+        yield seen
+
+
+async def test_tensors_in_shared_memory_are_counted() -> None:
+    async with _seen(SharedMemoryModel(ELEMENTS)) as seen:
+        assert await seen.call() == {"inputs": SHARED, "outputs": SHARED}
+        assert seen.memory == {"size": SIZE, **NONE, "why_not": ""}
+
+
+async def test_outputs_whose_size_is_not_certain_are_unsuitable() -> None:
+    async with _seen(SharedMemoryModel(-1)) as seen:
+        assert await seen.call() == {"inputs": SHARED, "outputs": ("socket", "unsuitable")}
+
+
+async def test_outputs_that_were_larger_than_metadata_say_are_unsuitable() -> None:
+    async with _seen(SharedMemoryModel(ELEMENTS // 2)) as seen:
+        assert (await seen.client.ask(_request())).status == 500
+        await seen.gateway.until_idle()
+        assert await seen.call() == {"inputs": SHARED, "outputs": ("socket", "unsuitable")}
+
+
+async def test_small_outputs_are_counted_with_large_inputs_alone() -> None:
+    async with _seen(SharedMemoryModel(1)) as seen:
+        assert await seen.call() == {"inputs": SHARED, "outputs": ("socket", "small")}
+        assert await seen.call(b"1234") == {}
+
+
+async def test_memory_without_room_is_full() -> None:
+    async with _seen(SharedMemoryModel(SIZE)) as seen:
+        assert await seen.call() == {"inputs": SHARED, "outputs": ("socket", "full")}
+        streamed = {"inputs": ("socket", "full"), "outputs": ("socket", "unsuitable")}
+        assert await seen.call(bytes(2 * SIZE)) == streamed
+
+
+async def test_memory_that_the_server_refuses_is_unavailable() -> None:
+    model = SharedMemoryModel(ELEMENTS)
+    model.is_on = False
+    async with _seen(model) as seen:
+        unavailable = ("socket", "unavailable")
+        assert await seen.call() == {"inputs": unavailable, "outputs": unavailable}
+        assert "--allow-client-shm" in seen.memory["why_not"]
+        assert (seen.memory["size"], seen.memory["in_use"]) == (0, 0)
+
+
+async def test_memory_that_the_server_has_forgotten_is_so_once() -> None:
+    model = SharedMemoryModel(ELEMENTS)
+    async with _seen(model) as seen:
+        model.regions.clear()
+        forgotten = ("socket", "forgotten")
+        assert await seen.call() == {"inputs": forgotten, "outputs": forgotten}
+        await until(lambda: not seen.memory["why_not"])
+        assert await seen.call() == {"inputs": SHARED, "outputs": SHARED}
+
+
+async def test_memory_of_a_call_whose_client_left_is_in_quarantine_until_the_server_is_done() -> (
+    None
+):
+    model = SharedMemoryModel(ELEMENTS)
+    async with _seen(model) as seen:
+        model.may_respond.clear()
+        async with seen.gateway.client() as client:
+            await client.send(_request())
+            await until(lambda: model.inferred)
+            assert seen.memory == {"size": SIZE, "in_use": BYTES, "quarantined": 0, "why_not": ""}
+        await until(lambda: seen.memory["quarantined"])
+        assert seen.memory == {"size": SIZE, "in_use": 0, "quarantined": BYTES, "why_not": ""}
+        model.may_respond.set()
+        await until(lambda: not seen.memory["quarantined"])
+        assert seen.memory == {"size": SIZE, **NONE, "why_not": ""}

@@ -1,0 +1,237 @@
+"""Tensors go to a Triton on the same machine and back through shared memory, whatever happens.
+
+Each call carries a pattern of its own, so that a byte of another call's would be seen.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.integration.support.client import HEADER_LENGTH, Client
+from tests.integration.support.gateway import Gateway, gateway_with_settings
+from tests.integration.triton.models import named
+from tests.integration.triton.server import HOST, SHARED_MEMORY, TritonServer
+
+pytestmark = pytest.mark.triton
+
+_SHAPE = (1, 3, 224, 224)
+"""The model "image" returns what it gets; all but the batch is certain from its metadata."""
+_SIZE = 4 * 3 * 224 * 224
+_PREFIX = "tensorgate-"
+_REGIONS = "/v2/systemsharedmemory/status"
+_SETTING = {"size": "16MiB", "min_bytes": "128KiB"}
+
+
+@contextmanager
+def gateway_before(folder: Path, server: TritonServer, **upstream: Any) -> Iterator[Gateway]:
+    """Run a gateway that shares memory with a server, once it does."""
+    folder.mkdir(exist_ok=True)
+    endpoint = {"endpoints": [server.http_url], "shared_memory": _SETTING, **upstream}
+    settings = {
+        "listen": f"{HOST}:0",
+        "upstreams": {"server": {"dialect": "triton", **endpoint}},
+        "routes": [{"upstream": "server"}],
+    }
+    with gateway_with_settings(folder, settings) as gateway:
+        until(lambda: "shared memory" in gateway.log)
+        yield gateway
+
+
+def until(holds: Callable[[], object]) -> None:
+    """Wait until something holds that tells nobody when it does."""
+    for _ in range(800):
+        if holds():
+            return
+        threading.Event().wait(0.1)
+    pytest.fail("it did not become so within 80 s")
+
+
+def files_of(region: str) -> set[str]:
+    """Return the kinds of files that the owner of a region has: other gateways have theirs."""
+    token = region.removeprefix(_PREFIX).partition("-")[0]
+    return {path.suffix for path in SHARED_MEMORY.glob(f"{_PREFIX}{token}*")}
+
+
+def our_regions(server: TritonServer) -> set[str]:
+    with Client(HOST, server.http_port) as client:
+        names = [each["name"] for each in json.loads(client.get(_REGIONS).body)]
+    return {name for name in names if name.startswith(_PREFIX)}
+
+
+def pattern(number: int) -> Any:
+    return np.random.default_rng(number).standard_normal(_SHAPE, np.float32)
+
+
+def binary_request(values: Any) -> tuple[bytes, dict[str, str]]:
+    size = {"binary_data_size": values.nbytes}
+    spec = {"name": "INPUT0", "shape": list(values.shape), "datatype": "FP32", "parameters": size}
+    header = json.dumps({"inputs": [spec], "parameters": {"binary_data_output": True}}).encode()
+    return header + values.tobytes(), {HEADER_LENGTH: str(len(header))}
+
+
+def json_request(values: Any) -> tuple[bytes, dict[str, str]]:
+    spec = {"name": "INPUT0", "shape": list(values.shape), "datatype": "FP32"}
+    return json.dumps({"inputs": [{**spec, "data": values.ravel().tolist()}]}).encode(), {}
+
+
+def raw_request(values: Any) -> tuple[bytes, dict[str, str]]:
+    return values.tobytes(), {HEADER_LENGTH: "0"}
+
+
+def call(client: Client, values: Any, form: Any = binary_request) -> int:
+    """Send a request; fail if a response of 200 has other values than were sent."""
+    body, headers = form(values)
+    response = client.send("POST", "/v2/models/image/infer", body, headers)
+    if response.status == 200:
+        output = response.fields["outputs"][0]
+        assert output["shape"] == list(values.shape)
+        if response.header_length is None:
+            returned = np.array(output["data"], np.float32).reshape(values.shape)
+        else:
+            data = response.body[response.header_length :]
+            returned = np.frombuffer(data, np.float32).reshape(values.shape)
+        assert (returned == values).all()
+    return response.status
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[TritonServer]:
+    with TritonServer(named("image", "identity_fp32", "slow")) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def shared(server: TritonServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
+    with gateway_before(tmp_path_factory.mktemp("gateway"), server) as gateway:
+        yield gateway
+
+
+@pytest.mark.parametrize("form", [binary_request, json_request, raw_request])
+def test_tensors_come_back_as_they_were_sent(
+    shared: Gateway, server: TritonServer, form: Any
+) -> None:
+    with Client(shared.host, shared.port) as client:
+        for number in range(5):
+            assert call(client, pattern(number), form) == 200
+    (region,) = our_regions(server)
+    # It has no name any more; its owner has a mark.
+    assert files_of(region) == {".owner"}
+
+
+def test_more_calls_than_slices_take_the_socket(shared: Gateway) -> None:
+    def calls(worker: int) -> list[int]:
+        with Client(shared.host, shared.port) as client:
+            return [call(client, pattern(100 * worker + i)) for i in range(10)]
+
+    with ThreadPoolExecutor(24) as pool:
+        statuses = list(itertools.chain(*pool.map(calls, range(24))))
+    assert set(statuses) == {200}
+
+
+@pytest.mark.parametrize("sent", [100, 400_000, _SIZE])
+def test_client_that_leaves_harms_no_other(
+    shared: Gateway, server: TritonServer, sent: int
+) -> None:
+    body, headers = binary_request(pattern(1))
+    lines = [
+        "POST /v2/models/image/infer HTTP/1.1",
+        "Host: h",
+        f"Content-Length: {len(body)}",
+        *(f"{name}: {value}" for name, value in headers.items()),
+    ]
+    head = "\r\n".join([*lines, "", ""]).encode()
+    with Client(shared.host, shared.port) as client:
+        for number in range(40):
+            with socket.create_connection((shared.host, shared.port)) as leaving:
+                leaving.sendall((head + body)[: len(head) + sent])
+            assert call(client, pattern(number)) == 200
+    assert server.is_alive()
+
+
+def test_region_that_somebody_unregisters_is_replaced(
+    shared: Gateway, server: TritonServer
+) -> None:
+    before = our_regions(server)
+    with Client(HOST, server.http_port) as other, Client(shared.host, shared.port) as client:
+        assert other.send("POST", "/v2/systemsharedmemory/unregister", b"").status == 200
+        assert call(client, pattern(1)) == 200
+        until(lambda: our_regions(server))
+        assert call(client, pattern(2)) == 200
+    assert our_regions(server) != before
+
+
+def test_two_gateways_keep_to_their_own_regions(
+    shared: Gateway, server: TritonServer, tmp_path: Path
+) -> None:
+    with ExitStack() as stack:
+        gateways = [shared, stack.enter_context(gateway_before(tmp_path, server))]
+        until(lambda: len(our_regions(server)) == 2)
+
+        def calls(worker: int) -> set[int]:
+            gateway = gateways[worker % 2]
+            with Client(gateway.host, gateway.port) as client:
+                return {call(client, pattern(100 * worker + i)) for i in range(10)}
+
+        with ThreadPoolExecutor(8) as pool:
+            assert set().union(*pool.map(calls, range(8))) == {200}
+    until(lambda: len(our_regions(server)) == 1)  # the one that has stopped left none
+
+
+def test_gateway_that_is_killed_leaves_nothing_after_the_next_start(
+    server: TritonServer, tmp_path: Path
+) -> None:
+    before = our_regions(server)
+    with ExitStack() as stack:
+        gateway = stack.enter_context(gateway_before(tmp_path / "1", server))
+        with Client(gateway.host, gateway.port) as client:
+            assert call(client, pattern(1)) == 200
+        (left,) = our_regions(server) - before
+        os.kill(gateway.pid, signal.SIGKILL)
+        until(lambda: not gateway.is_alive())
+        with pytest.raises(AssertionError):  # it did not end as it should
+            stack.close()
+    assert left in our_regions(server)
+    with gateway_before(tmp_path / "2", server) as gateway:
+        with Client(gateway.host, gateway.port) as client:
+            assert call(client, pattern(2)) == 200
+        until(lambda: left not in our_regions(server))
+        until(lambda: not files_of(left))
+    assert our_regions(server) == before
+    assert server.is_alive()
+
+
+def test_server_that_is_restarted_gets_another_region(tmp_path: Path) -> None:
+    with (
+        TritonServer(named("image")) as server,
+        gateway_before(tmp_path, server) as gateway,
+        Client(gateway.host, gateway.port) as client,
+    ):
+        assert call(client, pattern(1)) == 200
+        server.stop(0)
+        server.start()
+        assert call(client, pattern(2)) == 200
+        until(lambda: our_regions(server))
+        assert call(client, pattern(3)) == 200
+
+
+def test_region_without_room_is_told_and_calls_take_the_socket(
+    server: TritonServer, tmp_path: Path
+) -> None:
+    too_much = {"size": "1TiB", "min_bytes": "128KiB"}
+    with gateway_before(tmp_path, server, shared_memory=too_much) as gateway:
+        assert "MiB are needed" in gateway.log
+        with Client(gateway.host, gateway.port) as client:
+            assert call(client, pattern(1)) == 200

@@ -1,0 +1,368 @@
+from __future__ import annotations
+
+import mmap
+import os
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.system.shared_memory import (
+    Owner,
+    Region,
+    Slice,
+    is_dead,
+    owner_of,
+    remove_dead_files,
+    shared_memory_left,
+)
+from tests.support.doubles.shared_memory_folder import folder as folder
+
+PAGE = mmap.PAGESIZE
+TOKEN = "0123456789abcdef"
+
+
+@contextmanager
+def region_of(pages: int) -> Iterator[Region]:
+    region = Region(f"tensorgate-{TOKEN}-1", pages * PAGE)
+    try:
+        yield region
+    finally:
+        region.unlink()
+
+
+def names(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()}
+
+
+# --------------------------------------------------------------------------------- slices
+
+
+SIZES = st.one_of(
+    st.integers(1, 4 * PAGE),
+    st.builds(lambda pages, more: pages * PAGE + more, st.integers(1, 8), st.sampled_from((0, 1))),
+)
+OPERATIONS = st.lists(st.one_of(SIZES, st.integers(0, 9).map(lambda i: -i)), max_size=40)
+"""Sizes to take, and negated indices of slices to give back."""
+
+
+def fill(part: Slice, number: int) -> None:
+    part.view[:] = bytes((number,)) * part.size
+
+
+def is_whole(part: Slice, number: int) -> bool:
+    return bytes(part.view) == bytes((number,)) * part.size
+
+
+@given(OPERATIONS)
+def test_slices_never_share_a_byte_and_are_free_again_after_their_release(
+    operations: list[int],
+) -> None:
+    with region_of(8) as region:
+        held: dict[int, Slice] = {}
+        for number, operation in enumerate(operations):
+            if operation > 0:
+                part = region.take(operation)
+                if part is None:
+                    continue
+                assert (part.size, len(part.view)) == (operation, operation)
+                assert part.offset % PAGE == 0
+                assert part.offset + part.size <= region.size
+                held[number] = part
+                fill(part, number)
+            elif held:
+                held.pop(sorted(held)[operation % len(held)]).release()
+            assert all(is_whole(part, i) for i, part in held.items())
+            assert region.used == sum(-(-part.size // PAGE) * PAGE for part in held.values())
+        for part in held.values():
+            part.release()
+        assert region.used == 0
+        assert region.take(region.size) is not None
+
+
+@pytest.mark.parametrize("size", [1, PAGE - 1, PAGE, PAGE + 1, 2 * PAGE])
+def test_slice_takes_whole_pages(size: int) -> None:
+    with region_of(4) as region:
+        parts = []
+        while (part := region.take(size)) is not None:
+            parts.append(part)
+        assert len(parts) == (4 if size <= PAGE else 2)
+        assert region.used == region.size
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (0, 2, 1), (1, 0, 2), (1, 2, 0)])
+def test_neighbours_that_are_free_become_one(order: tuple[int, ...]) -> None:
+    with region_of(3) as region:
+        parts = [part for part in map(region.take, [PAGE] * 3) if part is not None]
+        assert region.take(1) is None
+        for i in order:
+            parts[i].release()
+        assert region.take(3 * PAGE) is not None
+
+
+def test_first_free_bytes_that_suffice_are_taken() -> None:
+    with region_of(4) as region:
+        first, second, third = (region.take(PAGE) for _ in range(3))
+        assert first is not None
+        assert second is not None
+        assert third is not None
+        second.release()
+        larger, small = region.take(PAGE + 1), region.take(PAGE)
+        assert larger is None
+        assert small is not None
+        assert small.offset == PAGE
+
+
+def test_slice_larger_than_the_region_is_not_given() -> None:
+    with region_of(2) as region:
+        assert region.take(2 * PAGE + 1) is None
+        assert region.used == 0
+
+
+def test_slice_without_bytes_is_not_given() -> None:
+    with region_of(2) as region:
+        assert region.take(0) is None
+        assert region.used == 0
+
+
+def test_slice_is_free_once_nobody_holds_it() -> None:
+    with region_of(1) as region:
+        part = region.take(1)
+        assert part is not None
+        part.hold()
+        part.release()
+        assert region.take(1) is None
+        part.release()
+        assert region.take(1) is not None
+
+
+# --------------------------------------------------------------------------------- the file
+
+
+def test_file_is_open_to_all_until_it_is_unlinked(folder: Path) -> None:
+    umask = os.umask(0o077)
+    try:
+        region = Region(f"tensorgate-{TOKEN}-1", 2 * PAGE)
+    finally:
+        os.umask(umask)
+    assert region.key == f"/{region.name}"
+    found = (folder / region.name).stat()
+    assert stat.S_IMODE(found.st_mode) == 0o666
+    assert found.st_size == 2 * PAGE
+    assert found.st_blocks * 512 >= 2 * PAGE  # no page is missing later
+    region.unlink()
+    assert not names(folder)
+    region.unlink()  # it is gone already
+
+
+def test_memory_is_shared_with_who_mapped_it_by_its_name(folder: Path) -> None:
+    region = Region(f"tensorgate-{TOKEN}-1", 2 * PAGE)
+    descriptor = os.open(folder / region.name, os.O_RDWR)
+    region.unlink()
+    with mmap.mmap(descriptor, 2 * PAGE) as server:
+        os.close(descriptor)
+        first, part = region.take(1), region.take(5)
+        assert first is not None
+        assert part is not None
+        part.view[:] = b"input"
+        assert server[part.offset : part.offset + 5] == b"input"
+        server[part.offset : part.offset + 5] = b"other"
+        assert bytes(part.view) == b"other"
+
+
+def test_memory_that_does_not_exist_is_refused_and_leaves_no_file(folder: Path) -> None:
+    with pytest.raises(OSError, match="No space left"):
+        Region(f"tensorgate-{TOKEN}-1", 2**60)
+    assert not names(folder)
+
+
+def test_file_of_another_region_is_not_touched(folder: Path) -> None:
+    with region_of(1) as region:
+        with pytest.raises(FileExistsError):
+            Region(region.name, PAGE)
+        assert names(folder) == {region.name}
+
+
+def test_file_goes_with_a_region_that_nobody_got(folder: Path) -> None:
+    region = Region(f"tensorgate-{TOKEN}-1", PAGE)
+    assert names(folder) == {region.name}
+    del region
+    assert not names(folder)
+
+
+def test_region_takes_shared_memory() -> None:
+    before = shared_memory_left()
+    with region_of(4096):
+        assert shared_memory_left() < before
+
+
+# --------------------------------------------------------------------------------- owners
+
+
+@pytest.mark.parametrize(
+    ("name", "token"),
+    [
+        (f"tensorgate-{TOKEN}-1", TOKEN),
+        (f"tensorgate-{TOKEN}-12", TOKEN),
+        (f"tensorgate-{TOKEN}", None),
+        (f"tensorgate-{TOKEN}-", None),
+        (f"tensorgate-{TOKEN}-1a", None),
+        (f"tensorgate-{TOKEN}.owner", None),
+        (f"tensorgate-{TOKEN[1:]}-1", None),
+        (f"tensorgate-{TOKEN.upper()}-1", None),
+        (f"x-tensorgate-{TOKEN}-1", None),
+        (f"tensorgate-{TOKEN}-1\n", None),
+        ("", None),
+    ],
+)
+def test_owner_is_in_the_name_of_a_region(name: str, token: str | None) -> None:
+    assert owner_of(name) == token
+
+
+CHILD = """
+import sys
+from pathlib import Path
+from gateway.system import shared_memory as region
+region.FOLDER = Path(sys.argv[1])
+owner = region.Owner()
+made = region.Region(f"tensorgate-{owner.token}-1", 4096)
+print(owner.token, flush=True)
+sys.stdin.read()
+"""
+
+
+@contextmanager
+def other_process(folder: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """Run a process that has a mark and a region that still has a name."""
+    command = (sys.executable, "-c", CHILD, str(folder))
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as process:
+        assert process.stdout is not None
+        try:
+            yield process, process.stdout.readline().strip()
+        finally:
+            process.kill()
+
+
+def files_of(token: str) -> set[str]:
+    return {f"tensorgate-{token}-1", f"tensorgate-{token}.owner"}
+
+
+def test_owner_lives_until_it_is_closed(folder: Path) -> None:
+    owner, other = Owner(), Owner()
+    assert owner.token != other.token
+    assert not is_dead(owner.token)
+    assert not is_dead(owner.token)  # asking has not ended it
+    owner.close(keeps_regions=True)
+    assert is_dead(owner.token)
+    assert not is_dead(other.token)
+    other.close()
+    assert names(folder) == {f"tensorgate-{owner.token}.owner"}
+
+
+def test_owner_without_regions_leaves_no_mark(folder: Path) -> None:
+    Owner().close()
+    assert not names(folder)
+
+
+def test_owner_without_a_mark_is_not_known_to_be_dead() -> None:
+    assert not is_dead(TOKEN)
+
+
+def test_owner_whose_mark_cannot_be_opened_is_not_taken_for_dead(folder: Path) -> None:
+    mark = folder / f"tensorgate-{TOKEN}.owner"
+    mark.symlink_to(mark)
+    with pytest.raises(OSError, match="symbolic links"):
+        is_dead(TOKEN)
+
+
+def test_mark_can_be_read_by_all_users(folder: Path) -> None:
+    umask = os.umask(0o077)
+    try:
+        owner = Owner()
+    finally:
+        os.umask(umask)
+    mark = folder / f"tensorgate-{owner.token}.owner"
+    assert stat.S_IMODE(mark.stat().st_mode) & 0o444 == 0o444
+    owner.close()
+
+
+def test_files_of_a_living_owner_stay(folder: Path) -> None:
+    with other_process(folder) as (_, token):
+        assert not is_dead(token)
+        remove_dead_files("", ())
+        assert names(folder) == files_of(token)
+
+
+def test_files_of_a_killed_owner_go(folder: Path) -> None:
+    with other_process(folder) as (process, token):
+        process.kill()
+        process.wait()
+        assert names(folder) == files_of(token)
+        assert is_dead(token)
+        remove_dead_files("", ())
+        assert not names(folder)
+
+
+def test_mark_stays_as_long_as_a_server_has_a_region_of_its_owner(folder: Path) -> None:
+    with other_process(folder) as (process, token):
+        process.kill()
+        process.wait()
+        remove_dead_files("", {token})
+        assert names(folder) == {f"tensorgate-{token}.owner"}
+        remove_dead_files("", {TOKEN})
+        assert not names(folder)
+
+
+def test_region_whose_owner_has_ended_as_it_should_goes(folder: Path) -> None:
+    with region_of(1) as region:
+        remove_dead_files("", ())
+        assert not (folder / region.name).exists()
+
+
+def test_slice_is_in_quarantine_once_only_the_server_may_use_it() -> None:
+    with region_of(4) as region:
+        part, other = region.take(PAGE + 1), region.take(1)
+        assert part is not None
+        assert other is not None
+        part.hold()
+        other.end_call()
+        assert (region.used, region.quarantined) == (2 * PAGE, 0)
+        part.end_call()
+        assert (region.used, region.quarantined) == (2 * PAGE, 2 * PAGE)
+        part.release()
+        assert (region.used, region.quarantined) == (0, 0)
+
+
+def test_mark_of_an_owner_at_another_server_stays(folder: Path) -> None:
+    owner = Owner("http://one")
+    owner.close(keeps_regions=True)
+    remove_dead_files("http://two", ())
+    assert names(folder) == {f"tensorgate-{owner.token}.owner"}
+    remove_dead_files("http://one", ())
+    assert not names(folder)
+
+
+def test_files_of_others_stay(folder: Path) -> None:
+    others = {
+        "tensorgate",
+        "tensorgate-",
+        f"tensorgate-{TOKEN}",
+        f"tensorgate-{TOKEN}-1.old",
+        f"tensorgate-{TOKEN}-1-2",
+        f"x-tensorgate-{TOKEN}-1",
+        f"tensorgate_{TOKEN}-1",
+        "tensorgate-notes.owner",
+        f"tensorgate-{TOKEN}.owner.old",
+        f"other-{TOKEN}.owner",
+    }
+    for name in others:
+        (folder / name).touch()
+    remove_dead_files("", ())
+    assert names(folder) == others

@@ -1,0 +1,529 @@
+from __future__ import annotations
+
+import asyncio
+import json
+import mmap
+import os
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from multidict import CIMultiDict, CIMultiDictProxy
+
+from gateway.errors import ErrorKind, GatewayError, bad_response
+from gateway.system import shared_memory as region
+from gateway.system.shared_memory import Owner, Slice, is_dead, owner_of
+from gateway.upstream.shared_memory import SharedMemoryLane, SharedMemoryPolicy
+from gateway.upstream.transport import UpstreamEndpoint, UpstreamRequest, UpstreamResponse
+from tests.support.doubles.iterations import iterations
+from tests.support.doubles.shared_memory_folder import folder as folder
+from tests.support.doubles.streaming import SERVER, URL
+from tests.support.gateway import no_leaks, until
+
+PAGE = mmap.PAGESIZE
+SIZE = 16 * PAGE
+REGIONS = "/v2/systemsharedmemory"
+CALL = UpstreamRequest("POST", "/v2/models/m/infer", CIMultiDict(), [b"{}"])
+
+Piece = bytes | GatewayError
+
+
+class Response(UpstreamResponse):
+    """A response whose pieces come when a test sends them; after an empty one it has ended."""
+
+    reason = ""
+
+    def __init__(self, *pieces: Piece, status: int = 200, length: int | None = None) -> None:
+        self.status = status
+        headers = {} if length is None else {"Content-Length": str(length)}
+        self.headers = CIMultiDictProxy(CIMultiDict(headers))
+        self.closed = asyncio.Event()
+        self._pieces: asyncio.Queue[Piece] = asyncio.Queue()
+        self.arrive(*pieces)
+
+    def arrive(self, *pieces: Piece) -> None:
+        for piece in pieces:
+            self._pieces.put_nowait(piece)
+
+    async def read(self) -> bytes:
+        assert not self.closed.is_set()
+        piece = await self._pieces.get()
+        if isinstance(piece, bytes):
+            return piece
+        self.arrive(piece)  # and so it does whenever it is read again
+        raise piece
+
+    def close(self) -> None:
+        self.closed.set()
+
+
+class Server(UpstreamEndpoint):
+    """A server that maps regions as Triton does; a test decides what becomes of its calls.
+
+    ``refusal`` is what it says to a region, or the error that it causes; it responds once
+    ``responds`` is set.
+    """
+
+    def __init__(self) -> None:
+        self.url = URL
+        self.name = SERVER
+        self.refusal: str | GatewayError | None = None
+        self.responds = asyncio.Event()
+        self.responds.set()
+        self.regions: dict[str, mmap.mmap | None] = {}
+        self.requests: list[str] = []
+        self.status: bytes | None = None
+        self.calls: asyncio.Queue[asyncio.Future[UpstreamResponse]] = asyncio.Queue()
+
+    @property
+    def own(self) -> str:
+        """The name of the only region."""
+        (name,) = self.regions
+        return name
+
+    async def send(self, request: UpstreamRequest) -> UpstreamResponse:
+        if not request.target.startswith(REGIONS):
+            response: asyncio.Future[UpstreamResponse] = asyncio.Future()
+            self.calls.put_nowait(response)
+            return await response
+        assert isinstance(request.body, Sequence | None)
+        self.requests.append(f"{request.method} {request.target}")
+        name, _, action = request.target.removeprefix(f"{REGIONS}/region/").rpartition("/")
+        if action == "register":
+            self._register(name, json.loads(b"".join(request.body or ())))
+        await self.responds.wait()
+        if isinstance(self.refusal, GatewayError):
+            raise self.refusal
+        if action == "status":
+            regions = [{"name": name, "key": f"/{name}", "offset": 0} for name in self.regions]
+            return Response(self.status or json.dumps(regions).encode(), b"")
+        if self.refusal is not None:
+            return Response(json.dumps({"error": self.refusal}).encode(), b"", status=501)
+        if action == "unregister":
+            assert request.body == (b"",)
+            del self.regions[name]
+        return Response(b"")
+
+    def _register(self, name: str, fields: dict[str, object]) -> None:
+        assert fields == {"key": f"/{name}", "offset": 0, "byte_size": SIZE}
+        descriptor = os.open(region.FOLDER / name, os.O_RDWR)
+        if not isinstance(self.refusal, str):
+            self.regions[name] = mmap.mmap(descriptor, SIZE)
+        os.close(descriptor)
+
+    def count(self, action: str) -> int:
+        return sum(each.endswith(f"/{action}") for each in self.requests)
+
+    async def close(self) -> None:
+        raise AssertionError("not the lane's to close")
+
+
+@pytest.fixture
+async def server() -> Server:
+    return Server()
+
+
+@asynccontextmanager
+async def lane_to(
+    server: Server, size: int = SIZE, why_not: str = ""
+) -> AsyncIterator[SharedMemoryLane]:
+    """Start a lane; at the end it must leave no task."""
+    async with no_leaks():
+        lane = SharedMemoryLane(server, SharedMemoryPolicy(size, 1, dead_interval=0), why_not)
+        lane.start()
+        try:
+            yield lane
+        finally:
+            await lane.close()
+
+
+@asynccontextmanager
+async def registered(server: Server) -> AsyncIterator[SharedMemoryLane]:
+    async with lane_to(server) as lane:
+        await until(lambda: lane.size)
+        yield lane
+
+
+def taken(lane: SharedMemoryLane, size: int = PAGE) -> Slice:
+    part = lane.take(size)
+    assert part is not None
+    return part
+
+
+@asynccontextmanager
+async def call(
+    lane: SharedMemoryLane, server: Server, part: Slice
+) -> AsyncIterator[tuple[asyncio.Task[UpstreamResponse], asyncio.Future[UpstreamResponse]]]:
+    """Start a call that uses a slice; give it, and the server's response to be set."""
+    sending = asyncio.create_task(lane.send(CALL, [part]))
+    response = await server.calls.get()
+    try:
+        yield sending, response
+    finally:
+        sending.cancel()
+
+
+async def respond(lane: SharedMemoryLane, server: Server, response: Response) -> UpstreamResponse:
+    """Make a call, whose own hold of its slice ends, up to the head of its response."""
+    part = taken(lane)
+    async with call(lane, server, part) as (sending, future):
+        part.release()
+        future.set_result(response)
+        return await sending
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def mark_of(name: str) -> str:
+    return f"tensorgate-{owner_of(name)}.owner"
+
+
+# ----------------------------------------------------------------------------- registration
+
+
+async def test_region_is_registered_and_loses_its_name(server: Server, folder: Path) -> None:
+    async with registered(server) as lane:
+        assert f"POST {REGIONS}/region/{server.own}/register" in server.requests
+        assert names(folder) == [mark_of(server.own)]
+        assert (lane.size, lane.used, lane.why_not) == (SIZE, 0, "")
+        part = taken(lane, 5)
+        assert (part.region, lane.used) == (server.own, PAGE)
+        part.view[:] = b"input"
+        memory = server.regions[server.own]
+        assert memory is not None
+        assert memory[part.offset : part.offset + 5] == b"input"
+        part.release()
+
+
+async def test_first_call_starts_a_lane_and_does_not_wait(server: Server) -> None:
+    async with no_leaks():
+        lane = SharedMemoryLane(server, SharedMemoryPolicy(SIZE, 1))
+        assert lane.take(1) is None
+        assert lane.why_not == "it is not registered yet"
+        await until(lambda: lane.size)
+        assert lane.take(1) is not None
+        await lane.close()
+
+
+async def test_words_of_a_server_that_refuses_tell_why_there_is_none(
+    server: Server, folder: Path
+) -> None:
+    server.refusal = "start it with --allow-client-shm=true"
+    async with lane_to(server) as lane:
+        await until(lambda: "--allow" in lane.why_not)
+        assert lane.why_not == "the server returned 501: start it with --allow-client-shm=true"
+        assert lane.take(1) is None
+        assert (lane.size, lane.used) == (0, 0)
+        assert all(name.endswith(".owner") for name in names(folder))
+    assert not names(folder)
+
+
+async def test_region_whose_registration_got_no_response_is_unregistered(server: Server) -> None:
+    server.responds.clear()
+    async with lane_to(server) as lane:
+        await until(lambda: server.count("register"))
+        server.refusal = GatewayError(ErrorKind.NO_RESPONSE, "it closed the connection")
+        server.responds.set()
+        await until(lambda: lane.why_not == "it closed the connection")
+        assert server.count("unregister") == 1
+
+
+async def test_memory_that_does_not_exist_is_not_asked_for(server: Server, folder: Path) -> None:
+    async with lane_to(server, 2**50) as lane:
+        await until(lambda: "MiB are needed" in lane.why_not)
+        assert lane.take(1) is None
+        assert server.count("register") == 0
+        assert all(name.endswith(".owner") for name in names(folder))
+    assert not names(folder)
+
+
+async def test_server_elsewhere_is_not_asked(server: Server, folder: Path) -> None:
+    async with lane_to(server, why_not="its address is not on this machine") as lane:
+        await iterations(5)
+        assert lane.take(1) is None
+        assert lane.why_not == "its address is not on this machine"
+    assert server.count("register") == 0
+    assert not names(folder)
+
+
+async def test_region_that_the_server_has_forgotten_is_replaced(server: Server) -> None:
+    async with registered(server) as lane:
+        before = server.own
+        part = taken(lane)
+        server.regions.clear()
+        server.responds.clear()
+        lane.forget_region(before)
+        assert lane.take(1) is None
+        assert lane.why_not == "the server has forgotten it"
+        server.responds.set()
+        await until(lambda: lane.size)
+        assert server.own != before
+        assert owner_of(server.own) == owner_of(before)
+        assert lane.used == 0
+        part.view[:1] = b"x"  # whoever has a slice of the other may use it up to its end
+        part.release()
+        assert lane.used == 0
+        lane.forget_region(before)  # another call has found that, too
+        assert lane.size == SIZE
+        assert lane.why_not == ""
+
+
+async def test_model_is_certain_until_it_is_distrusted(server: Server) -> None:
+    async with registered(server) as lane:
+        lane.distrust("m")
+        assert not lane.is_certain("m")
+        assert lane.is_certain("other")
+
+
+# ------------------------------------------------------------------------------------ calls
+
+
+async def test_slice_is_free_once_its_call_and_the_server_are_done(server: Server) -> None:
+    async with registered(server) as lane:
+        part = taken(lane)
+        async with call(lane, server, part) as (sending, future):
+            future.set_result(Response(b"body", b""))
+            response = await sending
+            assert await response.read() == b"body"
+            assert await response.read() == b""
+        assert lane.used == PAGE  # the call may still send what is there to its client
+        response.close()
+        part.release()
+        assert lane.used == 0
+
+
+async def test_slice_is_free_with_the_last_byte_that_was_promised(server: Server) -> None:
+    async with registered(server) as lane:
+        sent = Response(b"bo", b"dy", length=4)
+        response = await respond(lane, server, sent)
+        await response.read()
+        assert lane.used == PAGE
+        await response.read()
+        assert lane.used == 0
+        response.close()
+        assert sent.closed.is_set()
+
+
+async def test_slice_of_a_cancelled_call_is_held_until_the_whole_response_has_come(
+    server: Server,
+) -> None:
+    async with registered(server) as lane:
+        part = taken(lane)
+        async with call(lane, server, part) as (sending, future):
+            sending.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await sending
+            part.release()
+            assert not future.done()
+            await _ends_late(lane, future)
+
+
+async def _ends_late(lane: SharedMemoryLane, future: asyncio.Future[UpstreamResponse]) -> None:
+    response = Response(b"bo")
+    future.set_result(response)
+    await iterations(5)
+    assert lane.used == PAGE
+    response.arrive(b"dy", b"")
+    await asyncio.wait_for(response.closed.wait(), 5)
+    await until(lambda: lane.used == 0)
+
+
+async def test_call_that_is_cancelled_before_it_could_be_sent_frees_its_slice(
+    server: Server,
+) -> None:
+    async with registered(server) as lane:
+        part = taken(lane)
+        async with call(lane, server, part) as (sending, future):
+            sending.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await sending
+            part.release()
+            future.set_exception(GatewayError(ErrorKind.UNREACHABLE, "cannot connect"))
+            await until(lambda: lane.used == 0)
+
+
+@pytest.mark.parametrize("is_reading", [False, True])
+async def test_response_that_its_client_does_not_want_is_read_to_its_end(
+    server: Server, is_reading: bool
+) -> None:
+    async with registered(server) as lane:
+        sent = Response(b"bo")
+        response = await respond(lane, server, sent)
+        assert await response.read() == b"bo"
+        if is_reading:
+            reading = asyncio.ensure_future(response.read())
+            await iterations(2)
+            reading.cancel()
+            await asyncio.wait([reading])
+        response.close()
+        response.close()
+        await iterations(5)
+        assert lane.used == PAGE
+        assert not sent.closed.is_set()
+        sent.arrive(b"dy", b"")
+        await asyncio.wait_for(sent.closed.wait(), 5)
+        await until(lambda: lane.used == 0)
+
+
+@pytest.mark.parametrize(
+    "kind", [ErrorKind.NO_RESPONSE, ErrorKind.BAD_RESPONSE, ErrorKind.SERVER_TIMEOUT]
+)
+@pytest.mark.parametrize("is_cancelled", [False, True])
+async def test_slice_of_a_connection_that_broke_is_not_given_again(
+    server: Server, kind: ErrorKind, is_cancelled: bool
+) -> None:
+    async with registered(server) as lane:
+        part = taken(lane)
+        async with call(lane, server, part) as (sending, future):
+            if is_cancelled:
+                sending.cancel()
+                await asyncio.wait([sending])
+            future.set_exception(GatewayError(kind, "it broke"))
+            with pytest.raises(asyncio.CancelledError if is_cancelled else GatewayError):
+                await sending
+        part.release()
+        await iterations(5)
+        assert lane.used == PAGE
+        assert lane.take(SIZE) is None
+        assert taken(lane).offset == part.offset + PAGE
+
+
+@pytest.mark.parametrize("is_read", [False, True])
+async def test_slice_of_a_response_that_was_cut_short_is_not_given_again(
+    server: Server, is_read: bool
+) -> None:
+    async with registered(server) as lane:
+        sent = Response(b"bo", bad_response("cut short"), length=4)
+        response = await respond(lane, server, sent)
+        await response.read()
+        if is_read:
+            with pytest.raises(GatewayError):
+                await response.read()
+        response.close()
+        await asyncio.wait_for(sent.closed.wait(), 5)
+        await iterations(5)
+        assert lane.used == PAGE
+
+
+@pytest.mark.parametrize("kind", [ErrorKind.UNREACHABLE, ErrorKind.EXHAUSTED])
+async def test_slice_of_a_request_that_was_never_sent_is_free(
+    server: Server, kind: ErrorKind
+) -> None:
+    async with registered(server) as lane:
+        part = taken(lane)
+        async with call(lane, server, part) as (sending, future):
+            future.set_exception(GatewayError(kind, "cannot connect"))
+            with pytest.raises(GatewayError, match="cannot connect"):
+                await sending
+        assert lane.used == PAGE  # the call may try another endpoint
+        part.release()
+        assert lane.used == 0
+
+
+# ------------------------------------------------------------------------------------ close
+
+
+async def test_closed_lane_leaves_nothing(server: Server, folder: Path) -> None:
+    async with registered(server) as lane:
+        name = server.own
+    assert server.count("unregister") == 1
+    assert server.regions == {}
+    assert not names(folder)
+    assert lane.take(1) is None
+    assert (lane.size, lane.used) == (0, 0)
+    await lane.close()  # an endpoint that is closed twice
+    assert owner_of(name) is not None
+    assert server.count("unregister") == 1
+
+
+async def test_region_in_use_is_left_for_the_next_start(server: Server, folder: Path) -> None:
+    async with registered(server) as lane:
+        name, part = server.own, taken(lane)
+        await lane.close()
+        assert list(server.regions) == [name]
+        assert server.count("unregister") == 0
+        assert names(folder) == [mark_of(name)]
+        assert is_dead(owner_of(name) or "")
+        part.view[:] = bytes(part.size)
+    async with registered(server):
+        await until(lambda: name not in server.regions)
+        await until(lambda: names(folder) == [mark_of(server.own)])
+
+
+async def test_region_that_the_server_does_not_unregister_is_left_for_the_next_start(
+    server: Server, folder: Path
+) -> None:
+    async with registered(server):
+        name = server.own
+        server.refusal = GatewayError(ErrorKind.UNREACHABLE, "cannot connect")
+    assert names(folder) == [mark_of(name)]
+
+
+async def test_close_waits_for_a_response_that_nobody_wants(server: Server) -> None:
+    async with registered(server) as lane:
+        sent = Response(b"bo")
+        (await respond(lane, server, sent)).close()
+        closing = asyncio.create_task(lane.close())
+        await iterations(5)
+        assert server.count("unregister") == 0
+        sent.arrive(b"dy", b"")
+        await closing
+        assert server.regions == {}
+
+
+async def test_region_of_a_start_that_is_closed_is_unregistered(
+    server: Server, folder: Path
+) -> None:
+    async with lane_to(server) as lane:
+        server.responds.clear()
+        await until(lambda: server.count("register"))
+        closing = asyncio.create_task(lane.close())
+        server.responds.set()
+        await closing
+        assert server.regions == {}
+    assert not names(folder)
+
+
+async def test_region_that_was_being_made_leaves_no_file(server: Server, folder: Path) -> None:
+    async with lane_to(server):
+        await until(lambda: names(folder))
+    await until(lambda: not names(folder))
+
+
+# --------------------------------------------------------------------------- dead owners
+
+
+async def test_regions_of_dead_owners_are_unregistered_one_by_one(
+    server: Server, folder: Path
+) -> None:
+    dead, living = Owner(), Owner()
+    dead.close(keeps_regions=True)
+    gone = [f"tensorgate-{dead.token}-{number}" for number in (1, 2)]
+    kept = [f"tensorgate-{living.token}-1", "other-0123456789abcdef-1", "tensorgate-1", "input"]
+    kept.append("tensorgate-0123456789abcdef-1")  # it has no mark here
+    server.regions = dict.fromkeys([*gone, *kept])
+    async with registered(server):
+        await until(lambda: server.count("unregister") == len(gone))
+        await until(lambda: server.count("status") == 2)
+        (own,) = server.regions.keys() - kept
+        await until(lambda: len(names(folder)) == 2)
+        assert names(folder) == sorted((mark_of(kept[0]), mark_of(own)))
+        assert set(server.regions) == {own, *kept}
+        asked = [each for each in server.requests if each.endswith("/unregister")]
+        assert asked == [f"POST {REGIONS}/region/{name}/unregister" for name in gone]
+    living.close()
+
+
+@pytest.mark.parametrize("status", [b"", b"[", b"{}", b'{"error":"x"}', b"[1]", b'[{"key":""}]'])
+async def test_status_that_lists_no_regions_harms_nothing(
+    server: Server, folder: Path, status: bytes
+) -> None:
+    server.status = status
+    dead = Owner()
+    dead.close(keeps_regions=True)
+    async with registered(server) as lane:
+        await until(lambda: names(folder) == [mark_of(server.own)])
+        assert lane.take(1) is not None
