@@ -26,6 +26,7 @@ from benchmarks.measurements import (
     many_connections,
     other_proxies,
     request_rate,
+    shared_memory,
     tracing,
     traffic,
     workers,
@@ -73,6 +74,7 @@ MEASUREMENTS: dict[str, Callable[[Environment], list[report.Row]]] = {
     "many-connections": many_connections.rows,
     "idle": idle_connections.connections,
     "hostile": hostile_traffic.memory,
+    "shared-memory": shared_memory.rows,
     "workers": workers.scaling,
     "tracing": tracing.cost,
 }

@@ -133,8 +133,9 @@ def running_gateway(
     from_sources: bool = False,
     scheme: str = "http",
     tracing: Mapping[str, str] | None = None,
+    shared: Mapping[str, str] | None = None,
 ) -> Iterator[Gateway]:
-    """Run a gateway in front of a server, without limits on sizes.
+    """Run a gateway in front of a server, without limits on sizes; ``shared`` is shared_memory.
 
     ``scheme`` is the server's protocol, ``http`` or ``grpc``. ``command`` takes the settings as
     ``--config FILE`` and logs where it listens. With ``from_sources``, the gateway is not
@@ -145,7 +146,11 @@ def running_gateway(
         "workers": workers,
         "offload": offload,
         "upstreams": {
-            "server": {"endpoints": [f"{scheme}://{HOST}:{server_port}"], "dialect": dialect}
+            "server": {
+                "endpoints": [f"{scheme}://{HOST}:{server_port}"],
+                "dialect": dialect,
+                **({} if shared is None else {"shared_memory": dict(shared)}),
+            }
         },
         "limits": {"max_request_bytes": "4GiB"},
         "log": {"access": access_log},
