@@ -64,6 +64,8 @@ class MetadataCache:
     """The metadata, and when it was fetched; what was used last stands last."""
     _rechecked: OrderedDict[tuple[str, str | None], float] = field(default_factory=OrderedDict)
     """When metadata was fetched again, by model and version."""
+    _prefetched: OrderedDict[_Key, float] = field(default_factory=OrderedDict)
+    """When metadata was fetched that nobody waited for."""
     _fetches: dict[_Key, asyncio.Task[ModelMetadata]] = field(default_factory=dict)
     _tasks: set[asyncio.Task[ModelMetadata]] = field(default_factory=set)
 
@@ -79,13 +81,27 @@ class MetadataCache:
         if (metadata := self.cached(model, version, has_config)) is not None:
             return metadata
         key = (model, version, has_config)
-        fetch = self._fetches.get(key)
-        if fetch is None:
-            fetch = self._fetches[key] = asyncio.create_task(self._fetch(key, endpoint))
-            self._tasks.add(fetch)
-            fetch.add_done_callback(lambda done: self._end_fetch(key, done))
+        fetch = self._fetches.get(key) or self._start_fetch(key, endpoint)
         # A client that leaves must not cancel the fetch of the others.
         return await asyncio.shield(fetch)
+
+    def prefetch(
+        self, model: str, version: str | None, endpoint: UpstreamEndpoint, has_config: bool = True
+    ) -> None:
+        """Fetch a model's metadata for later calls, once in ``RECHECK_INTERVAL`` at most."""
+        key, now = (model, version, has_config), self.clock()
+        if key in self._fetches or now - self._prefetched.get(key, -RECHECK_INTERVAL) < (
+            RECHECK_INTERVAL
+        ):
+            return
+        self._keep(self._prefetched, key, now)
+        self._start_fetch(key, endpoint)
+
+    def _start_fetch(self, key: _Key, endpoint: UpstreamEndpoint) -> asyncio.Task[ModelMetadata]:
+        fetch = self._fetches[key] = asyncio.create_task(self._fetch(key, endpoint))
+        self._tasks.add(fetch)
+        fetch.add_done_callback(lambda done: self._end_fetch(key, done))
+        return fetch
 
     def cached(
         self, model: str, version: str | None, has_config: bool = True

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from typing import Final
 
@@ -25,7 +26,7 @@ from gateway.system.shared_memory import (
     remove_dead_files,
     shared_memory_left,
 )
-from gateway.upstream.control_client import send_control_request
+from gateway.upstream.control_client import ControlResponse, send_control_request
 from gateway.upstream.transport import (
     UpstreamEndpoint,
     UpstreamRequest,
@@ -43,6 +44,10 @@ _DEAD_INTERVAL: Final = 30.0
 unregister a region in use ended Triton before 2.53."""
 _CLOSE_TIMEOUT: Final = 5.0
 """Seconds that ``close`` waits for slices in use."""
+_ORPHAN_TIMEOUT: Final = 300.0
+"""Seconds for which a response that nobody wants is waited for."""
+_OF_PROXIES: Final = (502, 503, 504)
+"""Statuses with which a proxy before the server may give a request up that still runs."""
 _NEVER_SENT: Final = (ErrorKind.UNREACHABLE, ErrorKind.EXHAUSTED)
 """Errors of requests of which the server has got nothing."""
 
@@ -78,6 +83,7 @@ class SharedMemoryLane:
         self._region: Region | None = None
         self._owner: Owner | None = None
         self._number = 0
+        self._is_closed = False
         self._may_have_left = False
         """Whether the server may have a region that is not used."""
         self._wake = asyncio.Event()
@@ -89,11 +95,12 @@ class SharedMemoryLane:
 
     def start(self) -> None:
         """Register a region, and another one after the server has forgotten it; once."""
-        if self._supervisor is None:
+        if self._supervisor is None and not self._is_closed:
             self._supervisor = asyncio.create_task(self._keep_registered())
 
     async def close(self) -> None:
         """Unregister the region once no call uses it, or leave it for the next start."""
+        self._is_closed = True
         tasks = [each for each in (self._supervisor, self._cleaner) if each is not None]
         for task in tasks:
             task.cancel()
@@ -248,9 +255,7 @@ class SharedMemoryLane:
         response = await send_control_request(
             self._endpoint, path, MAX_PROBE_RESPONSE, _TIMEOUT, body
         )
-        if response.status != 200:
-            message = describe_error(response.status, read_server_error(response.body))
-            raise _RefusedError(ErrorKind.BAD_RESPONSE, f"the server returned {message}")
+        _check(response)
 
     def _clean_up(self) -> None:
         if self._cleaner is None or self._cleaner.done():
@@ -271,6 +276,7 @@ class SharedMemoryLane:
     async def _dead_regions(self) -> list[str]:
         path = f"{_PATH}/status"
         response = await send_control_request(self._endpoint, path, MAX_SERVER_DOCUMENT, _TIMEOUT)
+        _check(response)
         try:
             names = [str(each["name"]) for each in orjson.loads(response.body)]
         except (ValueError, TypeError, KeyError):
@@ -282,6 +288,12 @@ class SharedMemoryLane:
         deadline = asyncio.get_running_loop().time() + _CLOSE_TIMEOUT
         while region.used and self._orphans and asyncio.get_running_loop().time() < deadline:
             await asyncio.wait(self._orphans, timeout=_CLOSE_TIMEOUT)
+
+
+def _check(response: ControlResponse) -> None:
+    if response.status != 200:
+        message = describe_error(response.status, read_server_error(response.body))
+        raise _RefusedError(ErrorKind.BAD_RESPONSE, f"the server returned {message}")
 
 
 class _RefusedError(GatewayError):
@@ -301,20 +313,20 @@ def _release(slices: Sequence[Slice]) -> None:
 
 
 async def _read_to_end(sending: asyncio.Future[UpstreamResponse], slices: Sequence[Slice]) -> None:
-    try:
-        response = await sending
-    except GatewayError as error:
-        if error.kind in _NEVER_SENT:
-            _release(slices)
-        return
-    try:
-        while await response.read():
-            pass
-    except GatewayError:
-        return
-    finally:
-        response.close()
-    _release(slices)
+    """Wait for a response and read it; the slices stay in quarantine if it does not end well."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(_ORPHAN_TIMEOUT):
+            try:
+                response = await sending
+            except GatewayError as error:
+                if error.kind in _NEVER_SENT:
+                    _release(slices)
+                return
+            with closing(response), suppress(GatewayError):
+                while await response.read():
+                    pass
+                if response.status not in _OF_PROXIES:
+                    _release(slices)
 
 
 class _SliceResponse(WrappedResponse):
@@ -328,6 +340,7 @@ class _SliceResponse(WrappedResponse):
         self._slices = slices
         self._received = 0
         self._ended = False
+        self._is_certain = response.status not in _OF_PROXIES
         self._is_left = False
         """Whether somebody else reads its rest."""
 
@@ -337,7 +350,8 @@ class _SliceResponse(WrappedResponse):
         self._received += len(piece)
         if not self._ended and (not piece or self._received == self.content_length):
             self._ended = True
-            _release(self._slices)
+            if self._is_certain:
+                _release(self._slices)
         return piece
 
     def close(self) -> None:

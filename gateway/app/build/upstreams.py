@@ -242,6 +242,8 @@ def _shared_memory_lane(
     if policy is None or declared.inference_protocol == "grpc":
         return None
     why_not = "" if address.is_local else "its address is not on this machine"
+    if declared.retry_stale != "infer":
+        why_not = "it takes retry_stale: infer"
     return SharedMemoryLane(endpoint, policy, why_not)
 
 

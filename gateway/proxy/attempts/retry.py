@@ -182,10 +182,12 @@ class UpstreamCall:
             def send(part: UpstreamRequest, slices: Sequence[Slice]) -> Awaitable[UpstreamResponse]:
                 return send_attempt(attempt, part, partial(lane.send, slices=slices))
 
-            response = await shared.try_send(attempt, lane, send, begin, count)
-            if request is not shared.request:  # its body is in memory now
-                request = self._request = shared.request
-                retry.is_repeatable = True
+            try:
+                response = await shared.try_send(attempt, lane, send, begin, count)
+            finally:
+                if request is not shared.request:  # its body is in memory now
+                    request = self._request = shared.request
+                    retry.is_repeatable = True
             if response is not None:
                 return response
         if isinstance(request.body, AsyncIterable):

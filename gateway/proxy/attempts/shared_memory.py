@@ -17,6 +17,7 @@ from gateway.proxy.attempts.attempt import Attempt
 from gateway.sizes import MAX_SERVER_DOCUMENT
 from gateway.system.buffers import MAX_WINDOW
 from gateway.system.shared_memory import Slice
+from gateway.upstream.http.connection import StaleConnectionError
 from gateway.upstream.transport import (
     SharedMemory,
     UpstreamRequest,
@@ -31,14 +32,8 @@ SendRequest = Callable[[UpstreamRequest, Sequence[Slice]], Awaitable[UpstreamRes
 _COPIED_AT_ONCE: Final = 1024 * 1024
 """Bytes that are copied in one time slice: that takes some 0.1 ms."""
 _SLICE_TOO_SMALL: Final = b"shared memory"
-_MAX_UNSENT: Final = 64 * 1024
-"""Bytes that a connection may have left to write when a body has ended: uvloop's high-water mark.
-
-It writes them later from where they are, and the slice may have another call's bytes by then. So
-the end of a body is copied.
-"""
 _SMALL, _FULL, _UNAVAILABLE = "small", "full", "unavailable"
-_UNSUITABLE, _FORGOTTEN = "unsuitable", "forgotten"
+_UNSUITABLE, _FORGOTTEN, _STALE = "unsuitable", "forgotten", "stale"
 """Why tensors go over the socket: see docs/guide/metrics.md."""
 _OK: Final = 200
 _NOT_FOUND, _FAILED = 404, 500
@@ -103,7 +98,14 @@ class SharedMemoryCall:
         used = [each for each in (inputs, outputs) if each is not None]
         if not used:
             return None
-        response = await send(self._write(inputs, outputs), used)
+        try:
+            response = await send(self._write(inputs, outputs), used)
+        except StaleConnectionError:
+            if not self.request.is_idempotent:
+                raise
+            # The first one may still run, and write to the slices: they stay in quarantine.
+            self._go_over_socket(attempt, _STALE)
+            return None
         if inputs is not None:
             attempt.record.sent_bytes += inputs.size
         with closed_on_error(response), name_server_in_errors(attempt.endpoint.name):
@@ -126,12 +128,15 @@ class SharedMemoryCall:
         if response.status == _NOT_FOUND and used[0].region.encode() in replayed.start:
             response.close()
             lane.forget_region(used[0].region)
-            self._reasons = {each: why or _FORGOTTEN for each, why in self._reasons.items()}
-            attempt.record.forget_attempt()
+            self._go_over_socket(attempt, _FORGOTTEN)
             return None
         if not self._reasons["outputs"] and _SLICE_TOO_SMALL in replayed.start:
             lane.distrust(self._model)
         return replayed
+
+    def _go_over_socket(self, attempt: Attempt, why: str) -> None:
+        self._reasons = {each: reason or why for each, reason in self._reasons.items()}
+        attempt.record.forget_attempt()
 
     async def _place_inputs(
         self,
@@ -195,8 +200,7 @@ class SharedMemoryCall:
         headers["Content-Length"] = str(sum(map(len, body)))
         if outputs is not None:
             headers.popall("Accept-Encoding", None)
-        # Not sent again after a close without a response: the first one may still run, and write
-        # to the slices after the second one has freed them.
+        # The connection does not send it again after a close: see ``_STALE``.
         return replace(self.request, headers=headers, body=body, is_idempotent=False)
 
     async def _read_outputs(self, response: UpstreamResponse, outputs: Slice) -> UpstreamResponse:
@@ -248,7 +252,7 @@ class _OutputsResponse(WrappedResponse):
         headers["Content-Length"] = str(size)
         headers[HEADER_LENGTH] = str(len(header))
         self.headers = CIMultiDictProxy(headers)
-        pieces = [part for each in _with_copied_end(data) for part in _split(each, MAX_WINDOW)]
+        pieces = [part for each in data for part in _split(each, MAX_WINDOW)]
         self._pieces = deque([header, *pieces])
         self._size = size
         self._read_bytes = 0
@@ -264,8 +268,11 @@ class _OutputsResponse(WrappedResponse):
         return self._read_bytes
 
     async def read(self) -> bytes | memoryview:
-        """Return the next piece of the body."""
-        piece = self._pieces.popleft() if self._pieces else b""
+        """Return the next piece of the body, copied: its reader may write it when the call is over.
+
+        The slice may have another call's bytes by then.
+        """
+        piece = bytes(self._pieces.popleft()) if self._pieces else b""
         self._read_bytes += len(piece)
         return piece
 
@@ -273,15 +280,3 @@ class _OutputsResponse(WrappedResponse):
 def _split(piece: bytes | memoryview, size: int) -> Iterator[bytes | memoryview]:
     whole = memoryview(piece)
     return (whole[start : start + size] for start in range(0, len(whole), size))
-
-
-def _with_copied_end(data: Sequence[memoryview]) -> list[bytes | memoryview]:
-    """Return data whose last bytes are copied: see ``_MAX_UNSENT``."""
-    pieces: list[bytes | memoryview] = []
-    left = _MAX_UNSENT
-    for piece in reversed(data):
-        start = max(0, len(piece) - left)
-        pieces += [bytes(piece[start:])] if start < len(piece) else []
-        pieces += [piece[:start]] if start else []
-        left -= len(piece) - start
-    return pieces[::-1]

@@ -52,7 +52,6 @@ from gateway.proxy.filters.forwarded_headers import REQUEST_ID
 from gateway.proxy.headers import with_body
 from gateway.proxy.infer.convert_buffered_request import (
     ReceivedRequest,
-    cached_metadata,
     cached_outputs_to_list,
     is_accepted,
     read_buffered,
@@ -62,6 +61,7 @@ from gateway.proxy.infer.convert_buffered_request import (
 from gateway.proxy.infer.convert_request import (
     check_request,
     feed_body,
+    fetched_metadata,
     json_body,
     model_metadata,
     outputs_to_list,
@@ -144,7 +144,7 @@ class InferHandler(BufferedHandler):
         policy = destination.upstream.shared_memory
         if policy is None:
             return False
-        model = cached_metadata(self._operation, destination)
+        model = fetched_metadata(self._operation, destination)
         sizes = certain_output_sizes(received.request, model)
         return max(received.request.data_size, sum(sizes.values())) >= policy.min_bytes
 
@@ -172,7 +172,7 @@ class InferHandler(BufferedHandler):
             else:
                 unlisted = await outputs_to_list(call, received.request)
                 request = self._write_http(received, unlisted, destination)
-                tensors = await shared_tensors(call, received, unlisted, reservation)
+                tensors = shared_tensors(call, received, unlisted)
             record.server_form = request.form
             record.request_elements = request.elements
             sent = request.for_attempts(request.lines, waits_for_chunks=True)

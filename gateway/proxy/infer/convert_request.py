@@ -17,7 +17,7 @@ from gateway.codec.v2.shared_memory import SharedTensors, certain_output_sizes
 from gateway.errors import ErrorKind, GatewayError, ModelMismatchError, bad_request
 from gateway.protocol.declared_model import complete_metadata
 from gateway.protocol.messages import InferRequest, TensorData
-from gateway.protocol.operations import model_name_of
+from gateway.protocol.operations import Operation, model_name_of
 from gateway.protocol.raw_binary import read_raw_binary
 from gateway.protocol.request_features import check_classified_inputs, check_classified_outputs
 from gateway.protocol.request_header import HEADER_LENGTH
@@ -273,29 +273,30 @@ async def outputs_to_list(call: Call, request: InferRequest) -> tuple[str, ...]:
     return tuple(output.name for output in outputs)
 
 
-async def shared_tensors(
-    call: Call, received: ReceivedRequest, unlisted: tuple[str, ...], reservation: Reservation
+def fetched_metadata(operation: Operation, destination: Destination) -> ModelMetadata | None:
+    """Return the metadata of a request's model if it is cached, else fetch it for later calls."""
+    model, upstream = cached_metadata(operation, destination), destination.upstream
+    if model is None and operation.model is not None and upstream.pool.endpoints:
+        endpoint, has_config = upstream.pool.endpoints[0], upstream.dialect.has_config
+        upstream.metadata.prefetch(operation.model, operation.version, endpoint, has_config)
+    return model
+
+
+def shared_tensors(
+    call: Call, received: ReceivedRequest, unlisted: tuple[str, ...]
 ) -> SharedTensors | None:
     """Return the tensors of a request that may go through shared memory; None if they may not.
 
-    A slice counts as buffered; where there is no room for it, the call does without.
+    Sizes of outputs are certain once the metadata are cached, for which no call waits.
     """
-    upstream = call.destination.upstream
+    upstream, operation = call.destination.upstream, call.operation
     policy = upstream.shared_memory
     if policy is None or not upstream.dialect.binary:
         return None
-    try:
-        model: ModelMetadata | None = await model_metadata(call)
-    except (UpstreamResponseError, GatewayError):
-        model = None
-    sizes = certain_output_sizes(received.request, model)
+    sizes = certain_output_sizes(received.request, fetched_metadata(operation, call.destination))
     tensors = SharedTensors(received.request, received.body, sizes, unlisted)
-    parts = [each for each in (tensors.input_size, tensors.output_size) if each >= policy.min_bytes]
-    try:
-        reservation.grow(sum(parts))
-    except GatewayError:
-        return None
-    return tensors if parts else None
+    largest = max(tensors.input_size, tensors.output_size)
+    return tensors if largest >= policy.min_bytes else None
 
 
 async def check_request(call: Call, received: ReceivedRequest) -> None:

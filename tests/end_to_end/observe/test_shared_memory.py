@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import numpy as np
 
 from gateway.observe import families
-from tests.support.gateway import RunningGateway, served, until
+from tests.support.gateway import RunningGateway, running_gateway, served, until
 from tests.support.inference_messages import binary_header, infer_binary
 from tests.support.raw_client import RawClient
+from tests.support.servers.scripted_server import ScriptedServer
 from tests.support.servers.shared_memory_server import SharedMemoryModel
 
 ELEMENTS = 16_384
@@ -66,6 +67,11 @@ async def _seen(model: SharedMemoryModel) -> AsyncIterator[_Seen]:
     async with served(model, upstream=upstream) as (_, gateway, client):
         seen = _Seen(gateway, client)
         await until(lambda: "not registered yet" not in seen.memory["why_not"])
+        # No call waits for metadata: the first one has it fetched.
+        assert (await client.ask(_request(b"1234"))).status == 200
+        (server,) = gateway.gateway.active_config.upstreams.values()
+        await until(lambda: server.metadata.cached("m", None))
+        await gateway.until_idle()
         yield seen
 
 
@@ -128,10 +134,30 @@ async def test_memory_of_a_call_whose_client_left_is_in_quarantine_until_the_ser
         model.may_respond.clear()
         async with seen.gateway.client() as client:
             await client.send(_request())
-            await until(lambda: model.inferred)
+            await until(lambda: seen.memory["in_use"] == BYTES)
             assert seen.memory == {"size": SIZE, "in_use": BYTES, "quarantined": 0, "why_not": ""}
         await until(lambda: seen.memory["quarantined"])
         assert seen.memory == {"size": SIZE, "in_use": 0, "quarantined": BYTES, "why_not": ""}
         model.may_respond.set()
         await until(lambda: not seen.memory["quarantined"])
         assert seen.memory == {"size": SIZE, **NONE, "why_not": ""}
+
+
+async def test_request_in_memory_goes_elsewhere_if_its_server_cannot_be_reached() -> None:
+    upstream = {"shared_memory": {"size": "1MiB", "min_bytes": "1KiB"}}
+    scripts = [SharedMemoryModel(ELEMENTS)] * 30
+    async with AsyncExitStack() as stack:
+        living = await stack.enter_async_context(ScriptedServer(*scripts))
+        dying = ScriptedServer(*scripts)
+        dies = await stack.enter_async_context(AsyncExitStack())
+        await dies.enter_async_context(dying)
+        gateway = await stack.enter_async_context(
+            running_gateway(dying.url, living.url, upstream=upstream)
+        )
+        memories = [each.shared_memory for each in gateway.pool.endpoints]
+        await until(lambda: all(each is not None and each.size for each in memories))
+        await dies.aclose()
+        for _ in range(3):
+            async with gateway.client() as client:
+                reply = await client.ask(_request())
+                assert (reply.status, reply.body[-len(TENSOR) :]) == (200, TENSOR)
