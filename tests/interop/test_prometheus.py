@@ -194,7 +194,11 @@ watch: false
 log: {{access: {{path: {folder / "access.log"}}}}}
 tracing: {{endpoint: "http://127.0.0.1:1", sample: 0%}}
 upstreams:
-  main: {{endpoints: [{first}, {second}], dialect: triton, health_check: {{interval: 1s}}}}
+  main:
+    endpoints: [{first}, {second}]
+    dialect: triton
+    health_check: {{interval: 1s}}
+    shared_memory: {{size: 1MiB, min_bytes: 1KiB}}
   flaky:
     endpoints: [{first}, "http://127.0.0.1:1"]
     dialect: triton
