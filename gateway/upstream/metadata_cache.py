@@ -90,9 +90,8 @@ class MetadataCache:
     ) -> None:
         """Fetch a model's metadata for later calls, once in ``RECHECK_INTERVAL`` at most."""
         key, now = (model, version, has_config), self.clock()
-        if key in self._fetches or now - self._prefetched.get(key, -RECHECK_INTERVAL) < (
-            RECHECK_INTERVAL
-        ):
+        last = self._prefetched.get(key)
+        if key in self._fetches or (last is not None and now - last < RECHECK_INTERVAL):
             return
         self._keep(self._prefetched, key, now)
         self._start_fetch(key, endpoint)

@@ -18,6 +18,7 @@ from gateway.errors import ErrorKind, GatewayError, describe_error, read_server_
 from gateway.sizes import MAX_PROBE_RESPONSE, MAX_SERVER_DOCUMENT
 from gateway.system.shared_memory import (
     FOLDER,
+    PREFIX,
     Owner,
     Region,
     Slice,
@@ -228,7 +229,7 @@ class SharedMemoryLane:
         if self._owner is None:
             self._owner = Owner(self._endpoint.url)
         self._number += 1
-        name, size = f"tensorgate-{self._owner.token}-{self._number}", self._policy.size
+        name, size = f"{PREFIX}{self._owner.token}-{self._number}", self._policy.size
         region = await asyncio.to_thread(_make_region, name, size)
         try:
             body = orjson.dumps({"key": region.key, "offset": 0, "byte_size": size})

@@ -36,10 +36,10 @@ def write_binary_header(request: InferRequest, unlisted: tuple[str, ...] = ()) -
 
 def _write_without_id(head: InferRequestHead, unlisted: tuple[str, ...]) -> bytes:
     outputs = head.outputs or tuple(map(RequestedOutput, unlisted))
-    fields: Fields = {"inputs": list(map(_input_fields, head.inputs))}
+    fields: Fields = {"inputs": list(map(input_fields, head.inputs))}
     parameters = head.parameters
     if outputs:
-        fields["outputs"] = list(map(_output_fields, outputs))
+        fields["outputs"] = list(map(output_fields, outputs))
     if not head.outputs:
         parameters = {**parameters, "binary_data_output": True}
     if parameters:
@@ -47,14 +47,16 @@ def _write_without_id(head: InferRequestHead, unlisted: tuple[str, ...]) -> byte
     return orjson.dumps({**fields, **head.extra})
 
 
-def _input_fields(tensor: InputTensor) -> Fields:
+def input_fields(tensor: InputTensor) -> Fields:
+    """Return the members of an input whose data, if it has any, follow the header."""
     parameters = tensor.parameters
     if tensor.binary_size is not None:
         parameters = {**parameters, "binary_data_size": tensor.binary_size}
     return tensor_fields(tensor, parameters)
 
 
-def _output_fields(output: RequestedOutput) -> Fields:
+def output_fields(output: RequestedOutput) -> Fields:
+    """Return the members of an output that is wanted in binary, unless a region is for it."""
     # Explicitly, as servers differ in what ``binary_data_output`` means for listed outputs.
     wanted = {} if "shared_memory_region" in output.parameters else _WANTED
     return {"name": output.name, **output.extra, "parameters": {**output.parameters, **wanted}}

@@ -12,7 +12,7 @@ from typing import Final
 
 import orjson
 
-from gateway.codec.v2.binary_request import write_binary_header
+from gateway.codec.v2.binary_request import input_fields, output_fields, write_binary_header
 from gateway.codec.v2.json_writer import tensor_fields
 from gateway.errors import bad_response
 from gateway.protocol.messages import Fields, InferRequest, RequestedOutput
@@ -69,25 +69,21 @@ class SharedTensors:
         head, position = self._request.head, 0
         entries = []
         for tensor in head.inputs:
-            size = tensor.binary_size
             if inputs is None:
-                own: Fields = {} if size is None else {"binary_data_size": size}
-            else:
-                assert size is not None
-                own = _shared(inputs, position, size)
-                position += size
-            entries.append(tensor_fields(tensor, {**tensor.parameters, **own}))
+                entries.append(input_fields(tensor))
+                continue
+            size = tensor.binary_size
+            assert size is not None
+            place = _shared(inputs, position, size)
+            entries.append(tensor_fields(tensor, {**tensor.parameters, **place}))
+            position += size
         fields: Fields = {} if self._request.id is None else {"id": self._request.id}
         fields["inputs"] = entries
         parameters = head.parameters
         if outputs is not None:
             fields["outputs"] = self._write_outputs(outputs)
         elif self._outputs:
-            wanted = {"binary_data": True}
-            fields["outputs"] = [
-                _listed(each, {} if _PARAMETERS[0] in each.parameters else wanted)
-                for each in self._outputs
-            ]
+            fields["outputs"] = list(map(output_fields, self._outputs))
         else:
             parameters = {**parameters, "binary_data_output": True}
         if parameters:
@@ -99,7 +95,8 @@ class SharedTensors:
         entries, position = [], 0
         for name, size in self.output_sizes.items():
             output = listed.get(name) or RequestedOutput(name)
-            entries.append(_listed(output, _shared(place, position, size)))
+            parameters = {**output.parameters, **_shared(place, position, size)}
+            entries.append({"name": name, **output.extra, "parameters": parameters})
             position += size
         return entries
 
@@ -130,10 +127,6 @@ class SharedTensors:
             start = starts[output.name]
             data.append(memory[start : start + size])
         return orjson.dumps(fields), data
-
-
-def _listed(output: RequestedOutput, own: Fields) -> Fields:
-    return {"name": output.name, **output.extra, "parameters": {**output.parameters, **own}}
 
 
 def _shared(place: Place, position: int, size: int) -> Fields:
