@@ -99,7 +99,7 @@ class Exchange(ReservedConnection):
 
     async def run(self, request: UpstreamRequest) -> UpstreamResponse:
         """Send a request; return the response once its head is there; see UpstreamEndpoint."""
-        waiting = _ResponseFuture(request)
+        waiting = ResponseFuture(request.waits_for_chunks, request.is_idempotent)
         self.receiver = waiting
         try:
             await self._begin(request)
@@ -240,33 +240,38 @@ def decode_fields(fields: Sequence[tuple[bytes, bytes]]) -> list[tuple[str, str]
     return [(name.decode("latin-1"), value.decode("latin-1")) for name, value in fields]
 
 
-class _ResponseFuture:
+class ResponseFuture:
     """A ResponseReceiver that makes a future of a response, whose body is read as it arrives."""
 
-    def __init__(self, request: UpstreamRequest) -> None:
+    def __init__(self, waits_for_chunks: bool = False, is_idempotent: bool = False) -> None:
         self.response: asyncio.Future[UpstreamResponse]
         self.response = asyncio.get_running_loop().create_future()
-        self.waits_for_chunks = request.waits_for_chunks
-        self._is_idempotent = request.is_idempotent
+        self.waits_for_chunks = waits_for_chunks
+        self._is_idempotent = is_idempotent
 
     def is_idempotent(self) -> bool:
+        """Tell whether a server may execute the request twice."""
         return self._is_idempotent
 
     def passes_untouched(self, head: ResponseHead) -> bool:
-        return False  # the reader may convert it as it arrives
+        """Tell that the reader may convert it as it arrives."""
+        return False
 
     def on_complete(
         self, head: ResponseHead, body: bytes | memoryview, trailers: FieldLines = ()
     ) -> bool:
+        """Leave a complete response to ``on_headers``."""
         return False
 
     def on_headers(self, response: UpstreamResponse) -> None:
+        """Set the response, or close it if nobody waits."""
         if self.response.done():  # cancelled
             response.close()
         else:
             self.response.set_result(response)
 
     def on_error(self, error: Exception) -> None:
+        """Set an error."""
         if not self.response.done():
             self.response.set_exception(error)
 

@@ -15,6 +15,7 @@ from typing import Final
 import orjson
 
 from gateway.errors import ErrorKind, GatewayError, describe_error, read_server_error
+from gateway.http1.head import ResponseHead
 from gateway.sizes import MAX_PROBE_RESPONSE, MAX_SERVER_DOCUMENT
 from gateway.system.shared_memory import (
     FOLDER,
@@ -28,7 +29,12 @@ from gateway.system.shared_memory import (
     shared_memory_left,
 )
 from gateway.upstream.control_client import ControlResponse, send_control_request
+from gateway.upstream.exchange import ResponseFuture
 from gateway.upstream.transport import (
+    FieldLines,
+    RequestTemplate,
+    ReservedConnection,
+    ResponseReceiver,
     UpstreamEndpoint,
     UpstreamRequest,
     UpstreamResponse,
@@ -177,7 +183,7 @@ class SharedMemoryLane:
         try:
             response = await asyncio.shield(sending)
         except asyncio.CancelledError:
-            self._adopt(sending, slices)
+            self.adopt(sending, slices)
             raise
         except GatewayError as error:
             if error.kind in _NEVER_SENT:
@@ -189,9 +195,15 @@ class SharedMemoryLane:
         """Read the rest of a response that its client does not want."""
         done: asyncio.Future[UpstreamResponse] = asyncio.get_running_loop().create_future()
         done.set_result(response)
-        self._adopt(done, slices)
+        self.adopt(done, slices)
 
-    def _adopt(self, sending: asyncio.Future[UpstreamResponse], slices: Sequence[Slice]) -> None:
+    def reserve(
+        self, connection: ReservedConnection, slices: Sequence[Slice]
+    ) -> ReservedConnection:
+        """Return a connection for a request whose tensors are in slices, held as by ``send``."""
+        return _SliceExchange(connection, self, slices)
+
+    def adopt(self, sending: asyncio.Future[UpstreamResponse], slices: Sequence[Slice]) -> None:
         """Start to read what no call waits for; ``close`` ends it."""
         orphan = asyncio.create_task(_read_to_end(sending, slices))
         self._orphans.add(orphan)
@@ -362,3 +374,89 @@ class _SliceResponse(WrappedResponse):
         elif not self._is_left:
             self._is_left = True
             self._lane.end_unread(self._response, self._slices)
+
+
+class _SliceExchange(ReservedConnection):
+    """A reserved connection, and the slices that are the server's until its response has come.
+
+    It stands between the connection and the receiver of the response. If the call ends before the
+    response, that is waited for.
+    """
+
+    def __init__(
+        self, connection: ReservedConnection, lane: SharedMemoryLane, slices: Sequence[Slice]
+    ) -> None:
+        self._connection = connection
+        self._lane = lane
+        self._slices = slices
+        self._receiver: ResponseReceiver | None = None
+        self._response: UpstreamResponse | None = None
+        self._is_over = True
+        """Whether nothing more will be heard of the request."""
+        self.waits_for_chunks = True
+
+    def send(
+        self,
+        template: RequestTemplate,
+        lines: bytes,
+        body: Sequence[bytes | memoryview],
+        receiver: ResponseReceiver,
+    ) -> None:
+        """Send a request; see ReservedConnection."""
+        self._receiver = receiver
+        self._is_over = False
+        for each in self._slices:
+            each.hold()
+        self._connection.send(template, lines, body, self)
+
+    def is_idempotent(self) -> bool:
+        """Tell that the connection may not send it again: the first one may use the slices."""
+        return False
+
+    def passes_untouched(self, head: ResponseHead) -> bool:
+        """Tell whether the body is not converted; see ResponseReceiver."""
+        return self._receiver is not None and self._receiver.passes_untouched(head)
+
+    def on_complete(
+        self, head: ResponseHead, body: bytes | memoryview, trailers: FieldLines = ()
+    ) -> bool:
+        """Release the slices; then the receiver has the response."""
+        self._is_over = True
+        if head.status not in _OF_PROXIES:
+            _release(self._slices)
+        self.head_delay = self._connection.head_delay
+        assert self._receiver is not None
+        return self._receiver.on_complete(head, body, trailers)
+
+    def on_headers(self, response: UpstreamResponse) -> None:
+        """Give the receiver a response at whose end the slices are released."""
+        if not self._is_over:
+            self._is_over = True
+            response = self._response = _SliceResponse(response, self._lane, self._slices)
+        self.head_delay = self._connection.head_delay
+        assert self._receiver is not None
+        self._receiver.on_headers(response)
+
+    def on_error(self, error: Exception) -> None:
+        """Release the slices if the server has never got the request."""
+        self._is_over = True
+        if isinstance(error, GatewayError) and error.kind in _NEVER_SENT:
+            _release(self._slices)
+        assert self._receiver is not None
+        self._receiver.on_error(error)
+
+    def close(self) -> None:
+        """Close the connection, or wait for the response that nobody wants."""
+        if self._response is not None:
+            self._response.close()
+        elif self._is_over:
+            self._connection.close()
+        else:
+            slices, self._slices, self._is_over = self._slices, (), True
+            self._receiver = unwanted = ResponseFuture()
+            unwanted.response.add_done_callback(self._close_without_response)
+            self._lane.adopt(unwanted.response, slices)
+
+    def _close_without_response(self, response: asyncio.Future[UpstreamResponse]) -> None:
+        if response.cancelled() or response.exception() is not None:
+            self._connection.close()

@@ -330,6 +330,11 @@ class SharedMemory(Protocol):
     async def send(self, request: UpstreamRequest, slices: Sequence[Slice]) -> UpstreamResponse:
         """Send a request whose tensors are in slices."""
 
+    def reserve(
+        self, connection: ReservedConnection, slices: Sequence[Slice]
+    ) -> ReservedConnection:
+        """Return a connection for a request whose tensors are in slices."""
+
 
 class UpstreamEndpoint(ABC):
     """One server of an upstream.

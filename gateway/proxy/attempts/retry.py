@@ -82,7 +82,8 @@ class UpstreamCall:
         self._record = record
         self._shared: SharedMemoryCall | None = None
         if tensors is not None and record.capture is None:
-            self._shared = SharedMemoryCall(request, tensors, "" if model is None else model.name)
+            name = "" if model is None else model.name
+            self._shared = SharedMemoryCall(request, tensors, name, destination.scheduler)
         hash_key = destination.upstream.pool.hash_key_of(request.headers)
         self._retry = RetryState(
             destination.upstream, destination.retry_policy, list(tried), model, hash_key

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Final
 
 from multidict import CIMultiDict, CIMultiDictProxy
 
 from gateway.codec.v2.shared_memory import Place, SharedTensors
 from gateway.errors import name_server_in_errors
+from gateway.http1.head import HeadParser, ResponseHead
+from gateway.observe.call_record import CallRecord
 from gateway.protocol.request_header import HEADER_LENGTH
+from gateway.proxy.admission.conversion_scheduler import ConversionScheduler
 from gateway.proxy.attempts.attempt import Attempt
 from gateway.sizes import MAX_SERVER_DOCUMENT
 from gateway.system.buffers import MAX_WINDOW
 from gateway.system.shared_memory import Slice
 from gateway.upstream.http.connection import StaleConnectionError
 from gateway.upstream.transport import (
+    KEYED_RESPONSE_HEADERS,
+    RequestTemplate,
     SharedMemory,
     UpstreamRequest,
     UpstreamResponse,
@@ -33,31 +37,168 @@ _COPIED_AT_ONCE: Final = 1024 * 1024
 """Bytes that are copied in one time slice: that takes some 0.1 ms."""
 _SLICE_TOO_SMALL: Final = b"shared memory"
 _SMALL, _FULL, _UNAVAILABLE = "small", "full", "unavailable"
-_UNSUITABLE, _FORGOTTEN, _STALE = "unsuitable", "forgotten", "stale"
+_UNSUITABLE, _FORGOTTEN, STALE = "unsuitable", "forgotten", "stale"
 """Why tensors go over the socket: see docs/guide/metrics.md."""
 _OK: Final = 200
+_OF_FORM: Final = frozenset(("content-length", "content-type", "transfer-encoding"))
+"""Headers that say how a response is written."""
+_HEAD_PARSER: Final = HeadParser(KEYED_RESPONSE_HEADERS, noted=("content-length",))
 _NOT_FOUND, _FAILED = 404, 500
 
 
-class SharedMemoryCall:
-    """The slices of a call, at whatever endpoints it is tried; ``release`` gives them back.
+@dataclass(frozen=True, slots=True)
+class SharedMemoryForm:
+    """How a buffered request goes through shared memory: its tensors, and what stands around them.
 
-    ``request`` is what goes over the socket; once the inputs are in a slice, its body is there, so
-    that another endpoint can get it.
+    ``json`` is the template of requests that are JSON alone, ``binary`` that of the binary form.
     """
 
-    def __init__(self, request: UpstreamRequest, tensors: SharedTensors, model: str) -> None:
-        self.request = request
-        self._tensors = tensors
-        self._model = model
-        self._slices: list[Slice] = []
+    tensors: SharedTensors
+    json: RequestTemplate
+    binary: RequestTemplate
+
+
+class SharedMemoryAttempt:
+    """The slices of one attempt: where the tensors of its request go, and those of its response.
+
+    ``model`` names the model. Inputs and outputs choose each for itself, by their size; ``take``
+    gives them slices, and ``end_call`` gives these back, whatever has become of the attempt.
+    """
+
+    def __init__(self, lane: SharedMemory, tensors: SharedTensors, model: str) -> None:
+        self.lane: Final = lane
+        self._tensors: Final = tensors
+        self._model: Final = model
+        self.inputs: Slice | None = None
+        self.outputs: Slice | None = None
         self._reasons: dict[str, str] = {}
-        """Why inputs, and outputs, are not in a slice of this attempt; empty if they are."""
+        """Why inputs, and outputs, are not in a slice; empty if they are."""
+
+    @property
+    def slices(self) -> list[Slice]:
+        """Return the slices that it has."""
+        return [each for each in (self.inputs, self.outputs) if each is not None]
+
+    def take_inputs(self) -> Slice | None:
+        """Return a slice for the inputs, to be filled; None if they go over the socket."""
+        self.inputs = self._take("inputs", self._tensors.input_size, "")
+        return self.inputs
+
+    def fill(self, inputs: Slice) -> None:
+        """Copy buffered inputs into their slice, all at once."""
+        assert isinstance(self._tensors.data, Sequence)
+        for position, part in _at_once(self._tensors.data):
+            inputs.view[position : position + len(part)] = part
+
+    def take_outputs(self) -> None:
+        """Take a slice for the outputs, if there is one for them."""
+        if self.inputs is not None or isinstance(self._tensors.data, Sequence):
+            self.outputs = self._take("outputs", self._tensors.output_size, self._model)
+        else:
+            self._reasons["outputs"] = _UNSUITABLE  # the body is streamed as it was written
+
+    def _take(self, tensors: str, size: int, model: str) -> Slice | None:
+        lane = self.lane
+        taken, reason = None, ""
+        if not size or not lane.is_certain(model):
+            reason = _UNSUITABLE
+        elif size < lane.min_bytes:
+            reason = _SMALL
+        elif (taken := lane.take(size)) is None:
+            reason = _FULL if lane.size else _UNAVAILABLE
+        self._reasons[tensors] = reason
+        return taken
+
+    def write(self) -> tuple[list[bytes | memoryview], int | None]:
+        """Return the body of the request, and how much of it is JSON if it is in binary form."""
+        header = self._tensors.write_header(_place(self.inputs), _place(self.outputs))
+        if self.inputs is not None:
+            return [header], None
+        # They are few, or there was no room for them.
+        assert isinstance(self._tensors.data, Sequence)
+        return [header, *self._tensors.data], len(header)
+
+    def goes_over_socket(self, status: int, text: bytes | memoryview, record: CallRecord) -> bool:
+        """Learn from an error; tell whether the server did not know the region: nothing ran then.
+
+        The request can be sent over the socket.
+        """
+        # It names the region that it does not know, before it runs the model.
+        if status not in (_NOT_FOUND, _FAILED):
+            return False
+        text = bytes(text)
+        if status == _NOT_FOUND and (region := self.slices[0].region).encode() in text:
+            self.lane.forget_region(region)
+            self.give_up(_FORGOTTEN, record)
+            return True
+        if status == _FAILED and self.outputs is not None and _SLICE_TOO_SMALL in text:
+            self.lane.distrust(self._model)
+        return False
+
+    def give_up(self, why: str, record: CallRecord) -> None:
+        """Note that the tensors that were in slices go over the socket, and why."""
+        self._reasons = {each: reason or why for each, reason in self._reasons.items()}
+        record.forget_attempt()
+
+    def returns_much(self, status: int) -> bool:
+        """Tell whether outputs of a response take more than a time slice to copy."""
+        return status == _OK and self.outputs is not None and self.outputs.size > MAX_WINDOW
+
+    def read_response(
+        self, head: ResponseHead, document: bytes | memoryview
+    ) -> tuple[ResponseHead, bytes | memoryview]:
+        """Return head and body of a complete response as they are without shared memory.
+
+        The body is copied: it may be written to its client when another call has the slice. Raises
+        GatewayError as ``read_outputs``.
+        """
+        if self.outputs is None or head.status != _OK:
+            return head, document
+        header, data = self.read_outputs(bytes(document))
+        return _binary_head(head, len(header)), b"".join((header, *data))
+
+    def read_outputs(self, document: bytes) -> tuple[bytes, list[memoryview]]:
+        """Return a response as ``SharedTensors.read_response`` does; raises GatewayError (502)."""
+        assert self.outputs is not None
+        return self._tensors.read_response(document, self.outputs.view)
+
+    def tell(self, record: CallRecord) -> None:
+        """Record how the tensors went."""
+        for tensors, reason in self._reasons.items():
+            record.add_lane(tensors, reason)
+
+    def end_call(self) -> None:
+        """Give back the slices; the server may still hold some."""
+        slices, self.inputs, self.outputs = self.slices, None, None
+        for each in slices:
+            each.end_call()
+
+
+class SharedMemoryCall:
+    """The tensors of a streamed call, at whatever endpoints it is tried.
+
+    ``request`` is what goes over the socket; once the inputs are in a slice, its body is there, so
+    that another endpoint can get it: slices stay until ``release``. Large copies take time slices
+    of ``scheduler``.
+    """
+
+    def __init__(
+        self,
+        request: UpstreamRequest,
+        tensors: SharedTensors,
+        model: str,
+        scheduler: ConversionScheduler,
+    ) -> None:
+        self.request = request
+        self._tensors: Final = tensors
+        self._model: Final = model
+        self._scheduler: Final = scheduler
+        self._attempts: list[SharedMemoryAttempt] = []
 
     def release(self) -> None:
         """Give back all slices; the server may still hold some."""
-        slices, self._slices = self._slices, []
-        for each in slices:
+        attempts, self._attempts = self._attempts, []
+        for each in attempts:
             each.end_call()
 
     async def try_send(
@@ -74,147 +215,125 @@ class SharedMemoryCall:
         it, and an empty one at its end. Raises what the body and ``send`` raise, and GatewayError
         (502).
         """
-        self._reasons = {}
+        shared = SharedMemoryAttempt(lane, self._tensors, self._model)
+        self._attempts.append(shared)
         try:
-            return await self._try_send(attempt, lane, send, on_start, on_piece)
+            if (inputs := shared.take_inputs()) is not None:
+                await self._fill(inputs, on_start, on_piece)
+            shared.take_outputs()
+            if not shared.slices:
+                return None
+            return await self._send(shared, attempt, send)
         finally:
-            for tensors, reason in self._reasons.items():
-                attempt.record.add_lane(tensors, reason)
+            shared.tell(attempt.record)
 
-    async def _try_send(
-        self,
-        attempt: Attempt,
-        lane: SharedMemory,
-        send: SendRequest,
-        on_start: Callable[[], None],
-        on_piece: Callable[[bytes | memoryview], None],
+    async def _send(
+        self, shared: SharedMemoryAttempt, attempt: Attempt, send: SendRequest
     ) -> UpstreamResponse | None:
-        inputs = await self._place_inputs(lane, on_start, on_piece)
-        outputs = None
-        if inputs is not None or isinstance(self._tensors.data, Sequence):
-            outputs = self._take(lane, "outputs", self._tensors.output_size, self._model)
-        else:
-            self._reasons["outputs"] = _UNSUITABLE  # the body is streamed as it was written
-        used = [each for each in (inputs, outputs) if each is not None]
-        if not used:
-            return None
         try:
-            response = await send(self._write(inputs, outputs), used)
+            response = await send(self._write(shared), shared.slices)
         except StaleConnectionError:
             if not self.request.is_idempotent:
                 raise
             # The first one may still run, and write to the slices: they stay in quarantine.
-            self._go_over_socket(attempt, _STALE)
+            shared.give_up(STALE, attempt.record)
             return None
-        if inputs is not None:
-            attempt.record.sent_bytes += inputs.size
-        with closed_on_error(response), name_server_in_errors(attempt.endpoint.name):
-            if response.status in (_NOT_FOUND, _FAILED):
-                return await self._read_error(response, attempt, lane, used)
-            if outputs is not None and response.status == _OK:
-                return await self._read_outputs(response, outputs)
-        return response
+        if shared.inputs is not None:
+            attempt.record.sent_bytes += shared.inputs.size
+        return await finish_response(response, shared, attempt)
 
-    async def _read_error(
+    async def _fill(
         self,
-        response: UpstreamResponse,
-        attempt: Attempt,
-        lane: SharedMemory,
-        used: Sequence[Slice],
-    ) -> UpstreamResponse | None:
-        """Return an error of the server; None if it does not know the region: nothing ran then."""
-        replayed = _Replayed(response, bytes(await response.read()))
-        # It names the region that it does not know, before it runs the model.
-        if response.status == _NOT_FOUND and used[0].region.encode() in replayed.start:
-            response.close()
-            lane.forget_region(used[0].region)
-            self._go_over_socket(attempt, _FORGOTTEN)
-            return None
-        if not self._reasons["outputs"] and _SLICE_TOO_SMALL in replayed.start:
-            lane.distrust(self._model)
-        return replayed
-
-    def _go_over_socket(self, attempt: Attempt, why: str) -> None:
-        self._reasons = {each: reason or why for each, reason in self._reasons.items()}
-        attempt.record.forget_attempt()
-
-    async def _place_inputs(
-        self,
-        lane: SharedMemory,
+        inputs: Slice,
         on_start: Callable[[], None],
         on_piece: Callable[[bytes | memoryview], None],
-    ) -> Slice | None:
-        """Copy the inputs into a slice of this lane: the one copy after the kernel's."""
-        tensors, size = self._tensors, self._tensors.input_size
-        taken = self._take(lane, "inputs", size)
-        if taken is None:
-            return None
-        position = 0
-
-        def write(piece: bytes | memoryview) -> None:
-            nonlocal position
-            taken.view[position : position + len(piece)] = piece
-            position += len(piece)
-
+    ) -> None:
+        """Copy the inputs into a slice: the one copy after the kernel's."""
+        tensors = self._tensors
         if isinstance(tensors.data, Sequence):
-            for piece in tensors.data:
-                for part in _split(piece, _COPIED_AT_ONCE):
-                    write(part)
-                    if size > _COPIED_AT_ONCE:
-                        await asyncio.sleep(0)  # the event loop is for other calls, too
-        else:
-            on_start()
-            async for piece in tensors.data:
-                on_piece(piece)
-                write(piece)
-            on_piece(b"")
-            tensors.data = [taken.view]
-            self.request = replace(self.request, body=[tensors.binary_header, taken.view])
-        return taken
+            for position, part in _at_once(tensors.data):
+                inputs.view[position : position + len(part)] = part
+                if inputs.size > _COPIED_AT_ONCE:
+                    await self._scheduler.next_slice()  # the event loop is for other calls, too
+            return
+        position = 0
+        on_start()
+        async for piece in tensors.data:
+            on_piece(piece)
+            inputs.view[position : position + len(piece)] = piece
+            position += len(piece)
+        on_piece(b"")
+        tensors.data = [inputs.view]
+        self.request = replace(self.request, body=[tensors.binary_header, inputs.view])
 
-    def _take(self, lane: SharedMemory, tensors: str, size: int, model: str = "") -> Slice | None:
-        taken, reason = None, ""
-        if not size or not lane.is_certain(model):
-            reason = _UNSUITABLE
-        elif size < lane.min_bytes:
-            reason = _SMALL
-        elif (taken := lane.take(size)) is not None:
-            self._slices.append(taken)
-        else:
-            reason = _FULL if lane.size else _UNAVAILABLE
-        self._reasons[tensors] = reason
-        return taken
-
-    def _write(self, inputs: Slice | None, outputs: Slice | None) -> UpstreamRequest:
-        header = self._tensors.write_header(_place(inputs), _place(outputs))
+    def _write(self, shared: SharedMemoryAttempt) -> UpstreamRequest:
+        body, header_size = shared.write()
         headers = self.request.headers.copy()
         headers.popall(HEADER_LENGTH, None)
         headers["Content-Type"] = "application/json"
-        body: list[bytes | memoryview] = [header]
-        if inputs is None:
-            # They are few, or there was no room for them.
+        if header_size is not None:
             headers["Content-Type"] = "application/octet-stream"
-            headers[HEADER_LENGTH] = str(len(header))
-            assert isinstance(self._tensors.data, Sequence)
-            body += self._tensors.data
+            headers[HEADER_LENGTH] = str(header_size)
         headers["Content-Length"] = str(sum(map(len, body)))
-        if outputs is not None:
+        if shared.outputs is not None:
             headers.popall("Accept-Encoding", None)
-        # The connection does not send it again after a close: see ``_STALE``.
+        # The connection does not send it again after a close: see ``STALE``.
         return replace(self.request, headers=headers, body=body, is_idempotent=False)
 
-    async def _read_outputs(self, response: UpstreamResponse, outputs: Slice) -> UpstreamResponse:
-        document = bytearray()
-        while piece := await response.read():
-            document += piece
-            if len(document) > MAX_SERVER_DOCUMENT:
-                break
-        header, data = self._tensors.read_response(bytes(document), outputs.view)
-        return _OutputsResponse(response, header, data)
+
+def _binary_head(head: ResponseHead, header_size: int) -> ResponseHead:
+    """Return the head of the binary form for one of JSON."""
+    kept = b"".join([field.line for field in head.fields if field.lower not in _OF_FORM])
+    lines = b"HTTP/1.1 %d OK\r\n%bContent-Type: application/octet-stream\r\n%b: %d\r\n\r\n" % (
+        head.status,
+        kept,
+        HEADER_LENGTH.encode(),
+        header_size,
+    )
+    return _HEAD_PARSER.parse_response(lines, "POST")
+
+
+async def finish_response(
+    response: UpstreamResponse, shared: SharedMemoryAttempt, attempt: Attempt
+) -> UpstreamResponse | None:
+    """Return a response as it is without shared memory.
+
+    None if the server did not know the region: nothing ran then. The response is closed on errors.
+    Raises GatewayError (502) if the outputs are not where they were asked for.
+    """
+    with closed_on_error(response), name_server_in_errors(attempt.endpoint.name):
+        if response.status in (_NOT_FOUND, _FAILED):
+            replayed = _Replayed(response, bytes(await response.read()))
+            if shared.goes_over_socket(response.status, replayed.start, attempt.record):
+                response.close()
+                return None
+            return replayed
+        if shared.outputs is not None and response.status == _OK:
+            document = await _read_document(response)
+            return _OutputsResponse(response, *shared.read_outputs(document))
+    return response
+
+
+async def _read_document(response: UpstreamResponse) -> bytes:
+    document = bytearray()
+    while piece := await response.read():
+        document += piece
+        if len(document) > MAX_SERVER_DOCUMENT:
+            break
+    return bytes(document)
 
 
 def _place(taken: Slice | None) -> Place | None:
     return None if taken is None else Place(taken.region, taken.offset)
+
+
+def _at_once(pieces: Sequence[bytes | memoryview]) -> Iterator[tuple[int, bytes | memoryview]]:
+    """Yield what is copied in one time slice, and where it begins among all pieces."""
+    position = 0
+    for piece in pieces:
+        for part in _split(piece, _COPIED_AT_ONCE):
+            yield position, part
+            position += len(part)
 
 
 class _Replayed(WrappedResponse):

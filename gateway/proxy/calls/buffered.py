@@ -17,6 +17,7 @@ from gateway.observe.call_record import NO_LABELS, CallLabels, CallRecord
 from gateway.observe.call_trace import TRACE_HEADERS, TRACEPARENT, CallTrace
 from gateway.protocol.dialects import Dialect
 from gateway.protocol.operations import ModelName
+from gateway.protocol.request_header import HEADER_LENGTH
 from gateway.proxy.admission.concurrency_limit import release_all
 from gateway.proxy.admission.deadline import (
     Deadline,
@@ -27,6 +28,7 @@ from gateway.proxy.admission.deadline import (
 )
 from gateway.proxy.attempts.attempt import Attempt
 from gateway.proxy.attempts.retry import RetryState, UpstreamCall
+from gateway.proxy.attempts.shared_memory import STALE, SharedMemoryAttempt, finish_response
 from gateway.proxy.calls.handler import BufferedHandler, ServerRequest, ServerResponse
 from gateway.proxy.destination import Destination
 from gateway.proxy.errors import INTERNAL_ERROR, error_response, run_with_deadline
@@ -35,12 +37,15 @@ from gateway.proxy.interfaces import ClientResponse, FastPathClient, ResponseTem
 from gateway.routing.balancer import WeightedChoice
 from gateway.system.timeout_queue import TimeoutQueue
 from gateway.upstream.content_decoding import quoted_response
+from gateway.upstream.http.connection import StaleConnectionError
 from gateway.upstream.pool.member import Outcome
 from gateway.upstream.pool.pool import Lease
 from gateway.upstream.transport import (
     FIRST_ERROR_STATUS,
     FieldLines,
+    RequestTemplate,
     ReservedConnection,
+    UpstreamEndpoint,
     UpstreamResponse,
 )
 
@@ -128,6 +133,8 @@ class BufferedCall:
         # A pipelined call may follow on the connection before this one has ended.
         record = self._record = client.record
         passed = plan.passed_lines(head, record.trace)
+        self._around = client.added_lines, passed
+        """Lines beside those that say how the body is written."""
         self._lines = b"".join((client.added_lines, request.lines, passed))
         body = request.body
         assert isinstance(body, (list, tuple))
@@ -137,6 +144,8 @@ class BufferedCall:
         self._holds_slots = True
         self._reserved = 0
         self._attempt = Attempt(destination.upstream.name, lease, record)
+        self._shared: SharedMemoryAttempt | None = None
+        """The tensors of the attempt, if they go through shared memory."""
         self._is_client_told = False
         self._timeouts = plan.timeouts
         self._client = client
@@ -161,8 +170,15 @@ class BufferedCall:
             if client_timeout is not None:
                 loop = asyncio.get_running_loop()
                 self._client_timer = loop.call_later(client_timeout, self._on_client_timeout)
-            self._record_start(self._record)
-            connection.send(request.template, self._lines, self._body, self)
+            shared = self._share(connection)
+            trace_line = self._record_start(self._record)
+            self._lines += trace_line
+            if shared is None:
+                connection.send(request.template, self._lines, self._body, self)
+            else:
+                template, lines, body = shared
+                assert self._connection is not None
+                self._connection.send(template, lines + trace_line, body, self)
         except Exception as error:
             # Not at once: the client may have sent many such requests, each of which would begin
             # within the end of the one before.
@@ -174,8 +190,33 @@ class BufferedCall:
         self._reserved = BODY_COPIES * self._size
         self._destination.memory_budget.buffers.reserved += self._reserved
 
-    def _record_start(self, record: CallRecord) -> None:
-        """Record all that is known before the request is sent."""
+    def _share(
+        self, connection: ReservedConnection
+    ) -> tuple[RequestTemplate, bytes, Sequence[bytes | memoryview]] | None:
+        """Put the tensors into shared memory; return the request, None if it goes as it is."""
+        form, lane = self._request.shared, self._attempt.endpoint.shared_memory
+        if form is None or lane is None or self._record.capture is not None:
+            return None
+        model = self._plan.model
+        shared = SharedMemoryAttempt(lane, form.tensors, "" if model is None else model.name)
+        self._shared = shared
+        if (inputs := shared.take_inputs()) is not None:
+            shared.fill(inputs)
+        shared.take_outputs()
+        if not shared.slices:
+            return None
+        body, header_size = shared.write()
+        lines = b"Content-Length: %d\r\n" % sum(map(len, body))
+        template = form.json
+        if header_size is not None:
+            template = form.binary
+            lines += b"%b: %d\r\n" % (HEADER_LENGTH.encode(), header_size)
+        self._connection = lane.reserve(connection, shared.slices)
+        added, passed = self._around
+        return template, b"".join((added, lines, passed)), body
+
+    def _record_start(self, record: CallRecord) -> bytes:
+        """Record all that is known before the request is sent; return a line for its trace."""
         request, began = self._request, self._began
         template = request.template
         trace_parent = self._attempt.begin(template.method, template.target, request.is_grpc)
@@ -187,7 +228,8 @@ class BufferedCall:
             record.prepare_seconds = record.sent_at - began
         if record.trace is not None:
             record.trace.set_prepared(began, record.sent_at)
-            self._lines += f"{TRACEPARENT}: {trace_parent}\r\n".encode()
+            return f"{TRACEPARENT}: {trace_parent}\r\n".encode()
+        return b""
 
     def _fail_start(self, error: Exception) -> None:
         if self._connection is not None:  # else the client is gone
@@ -223,7 +265,14 @@ class BufferedCall:
             record, connection = self._record, self._connection
             assert connection is not None
             self._attempt.record_head(head.status, connection.head_delay)
-            plan = self._plan
+            plan, shared = self._plan, self._shared
+            if shared is not None and shared.slices:
+                if shared.returns_much(head.status):
+                    return False
+                if shared.goes_over_socket(head.status, body, record):
+                    self._continue_over_socket()
+                    return True
+                head, body = shared.read_response(head, body)
             response = ServerResponse(
                 self._request,
                 head,
@@ -275,13 +324,29 @@ class BufferedCall:
         """Continue in a task at another endpoint if a retry is allowed, else send the error."""
         try:
             outcome, why = self._attempt.fail(error)
-            if self._retry_state.should_retry_error(error, self._attempt.endpoint):
+            if self._is_stale(error):
+                self._continue_over_socket()
+            elif self._retry_state.should_retry_error(error, self._attempt.endpoint):
                 strip_tracebacks(error)
                 self._continue_elsewhere(outcome, why)
             else:
                 self._fail(error)
         except Exception as failure:
             self._fail(failure)
+
+    def _is_stale(self, error: Exception) -> bool:
+        """Tell whether a request through shared memory may be sent again after a close."""
+        shared = self._shared
+        if shared is None or not shared.slices or not isinstance(error, StaleConnectionError):
+            return False
+        # The first one may still run, and write to the slices: they stay in quarantine.
+        shared.give_up(STALE, self._record)
+        return self._request.is_idempotent
+
+    def _continue_over_socket(self) -> None:
+        """Send the request again in a task, without shared memory: nothing of it has run."""
+        spent = self._release_endpoint(Outcome.UNKNOWN, "")
+        self._continue(partial(self._retry, spent, ()), self._release)
 
     def _retry_status(self, status: int, error: str) -> bool:
         """Retry at another endpoint in a task if the status demands it; tell whether it does."""
@@ -296,7 +361,7 @@ class BufferedCall:
         """Retry in a task: it is the same call, with its slots and its time."""
         self._attempt.repeat(outcome, why)
         spent = self._release_endpoint(outcome, why)
-        self._continue(partial(self._retry, spent), self._release)
+        self._continue(partial(self._retry, spent, (self._attempt.endpoint,)), self._release)
 
     def _continue(
         self, rest: Callable[[ClientResponse], Awaitable[None]], on_done: Callable[[], None]
@@ -358,6 +423,8 @@ class BufferedCall:
             self._holds_slots = False
             release_all(self._destination.concurrency_limits)
             self._destination.memory_budget.buffers.reserved -= self._reserved
+            if self._shared is not None:
+                self._shared.end_call()
 
     def _release_endpoint(self, outcome: Outcome, why: str) -> float:
         """Release the endpoint; return the seconds that it has taken."""
@@ -371,6 +438,8 @@ class BufferedCall:
                 connection.close()
             except Exception as error:  # of the next request, which is sent over it
                 self._log_error(error)
+            if self._shared is not None:
+                self._shared.tell(self._record)
             self._attempt.end(outcome, why)
 
     def _stop_timers(self) -> float:
@@ -420,40 +489,49 @@ class BufferedCall:
     async def _relay(
         self, upstream_response: UpstreamResponse, spent: float, response: ClientResponse
     ) -> None:
-        server = self._server
+        server, shared = self._server, self._shared
+        received: UpstreamResponse | None = upstream_response
 
         async def run(deadline: Deadline) -> None:
+            nonlocal received
             deadline.expect_server(server)
             try:
-                await self._pass_on(upstream_response, server, response, deadline)
-                # The status of a gRPC call came in its trailers.
-                status, said = upstream_response.final_status, upstream_response.error
-                self._end(*self._attempt.lease.classify_status(status, said))
+                if shared is not None and shared.slices:
+                    received = await finish_response(upstream_response, shared, self._attempt)
+                if received is not None:
+                    await self._pass_on(received, server, response, deadline)
+                    # The status of a gRPC call came in its trailers.
+                    status, said = upstream_response.final_status, upstream_response.error
+                    self._end(*self._attempt.lease.classify_status(status, said))
             except BaseException as error:
                 self._end(*self._attempt.fail(deadline.translate(error)))
                 raise
+            if received is None:
+                self._release_endpoint(Outcome.UNKNOWN, "")
+                await self._send_again((), response, deadline)
 
         try:
             await self._run(run, spent, response)
         finally:
-            self._attempt.close(upstream_response)
+            if received is not None:  # else it is closed, and the record is that of another one
+                self._attempt.close(upstream_response)
 
-    async def _retry(self, spent: float, response: ClientResponse) -> None:
+    async def _retry(
+        self, spent: float, tried: tuple[UpstreamEndpoint, ...], response: ClientResponse
+    ) -> None:
+        await self._run(partial(self._send_again, tried, response), spent, response)
+
+    async def _send_again(
+        self, tried: tuple[UpstreamEndpoint, ...], response: ClientResponse, deadline: Deadline
+    ) -> None:
+        """Send the request over the socket, and pass the response on."""
         request = self._request.for_attempts(self._lines, waits_for_chunks=self.waits_for_chunks)
         # The call has its slots already.
         destination = replace(self._destination, concurrency_limits=())
-
-        async def run(deadline: Deadline) -> None:
-            tried = (self._attempt.endpoint,)
-            model = self._plan.model
-            async with UpstreamCall(
-                destination, request, deadline, response.record, tried, model
-            ) as upstream_call:
-                await self._pass_on(
-                    upstream_call.response, upstream_call.server, response, deadline
-                )
-
-        await self._run(run, spent, response)
+        async with UpstreamCall(
+            destination, request, deadline, response.record, tried, self._plan.model
+        ) as again:
+            await self._pass_on(again.response, again.server, response, deadline)
 
     async def _run(
         self, run: Callable[[Deadline], Awaitable[None]], spent: float, response: ClientResponse

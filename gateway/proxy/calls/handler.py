@@ -24,6 +24,7 @@ from gateway.protocol.grpc.status import GrpcStatus, http_status, status_name
 from gateway.protocol.messages import ALL_BINARY, OutputEncoding
 from gateway.protocol.operations import QUERIES, Operation, OperationKind
 from gateway.proxy.admission.deadline import Deadline
+from gateway.proxy.attempts.shared_memory import SharedMemoryForm
 from gateway.proxy.body_io import ResponseRelay, passthrough, relay_response, relay_tensors
 from gateway.proxy.destination import Destination, Limits, Upstream
 from gateway.proxy.headers import ResponseHeaderPolicy, connection_options, end_to_end, with_body
@@ -67,6 +68,7 @@ class ServerRequest:
         client_timeout: float | None = None,
         is_query: bool = False,
         is_grpc: bool = False,
+        shared: SharedMemoryForm | None = None,
     ) -> None:
         self.template: Final = template
         self.lines: Final = lines
@@ -82,6 +84,8 @@ class ServerRequest:
         """Whether it has no effect, whatever its method."""
         self.is_grpc: Final = is_grpc
         """Whether it goes to the server as a gRPC call."""
+        self.shared: Final = shared
+        """How its tensors go through shared memory, if they may."""
 
     @property
     def is_idempotent(self) -> bool:

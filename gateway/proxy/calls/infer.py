@@ -22,7 +22,7 @@ from gateway.codec.v2.buffered_response import (
     convert_large_body,
 )
 from gateway.codec.v2.request import MAX_FAST_REQUEST
-from gateway.codec.v2.shared_memory import SharedTensors, certain_output_sizes
+from gateway.codec.v2.shared_memory import SharedTensors
 from gateway.errors import GatewayError, ModelMismatchError, bad_request, name_server_in_errors
 from gateway.http1.head import RequestHead, ResponseHead
 from gateway.protocol.grpc.framing import frame
@@ -35,6 +35,7 @@ from gateway.protocol.tensors import ModelMetadata
 from gateway.protocol.v1 import error_document
 from gateway.proxy.admission.memory_budget import Reservation
 from gateway.proxy.attempts.retry import send_call
+from gateway.proxy.attempts.shared_memory import SharedMemoryForm
 from gateway.proxy.body_io import ClientBody, ResponseRelay, passthrough, prepend
 from gateway.proxy.calls.handler import (
     BufferedHandler,
@@ -61,7 +62,6 @@ from gateway.proxy.infer.convert_buffered_request import (
 from gateway.proxy.infer.convert_request import (
     check_request,
     feed_body,
-    fetched_metadata,
     json_body,
     model_metadata,
     outputs_to_list,
@@ -134,19 +134,10 @@ class InferHandler(BufferedHandler):
                 return None  # the streaming path drops the fields
             return self._write_grpc(received, received.request, destination)
         unlisted = cached_outputs_to_list(self._operation, destination, received.request.head)
-        if unlisted is None or self._may_share_memory(received, destination):
+        if unlisted is None:
             return None
         request = self._write_http(received, unlisted, destination)
         return request if isinstance(request.body, list) else None
-
-    def _may_share_memory(self, received: ReceivedRequest, destination: Destination) -> bool:
-        """Tell whether tensors may go through shared memory; the streaming path does that."""
-        policy = destination.upstream.shared_memory
-        if policy is None:
-            return False
-        model = fetched_metadata(self._operation, destination)
-        sizes = certain_output_sizes(received.request, model)
-        return max(received.request.data_size, sum(sizes.values())) >= policy.min_bytes
 
     async def serve(self, call: Call) -> None:
         """Serve a call in a task."""
@@ -172,7 +163,7 @@ class InferHandler(BufferedHandler):
             else:
                 unlisted = await outputs_to_list(call, received.request)
                 request = self._write_http(received, unlisted, destination)
-                tensors = shared_tensors(call, received, unlisted)
+                tensors = None if request.shared is None else request.shared.tensors
             record.server_form = request.form
             record.request_elements = request.elements
             sent = request.for_attempts(request.lines, waits_for_chunks=True)
@@ -208,7 +199,12 @@ class InferHandler(BufferedHandler):
         is_converted = dialect.binary == (self._header_size is None)
         elements = self._count_elements(received) if is_converted else 0
         form = "binary" if dialect.binary else "json"
-        return ServerRequest(template, lines, content, received, form, elements)
+        tensors = shared_tensors(self._operation, destination, received, unlisted)
+        shared: SharedMemoryForm | None = None
+        if tensors is not None:
+            templates = self._template_for(False, True), self._template_for(True, True)
+            shared = SharedMemoryForm(tensors, *templates)
+        return ServerRequest(template, lines, content, received, form, elements, shared=shared)
 
     def _write_grpc(
         self, received: ReceivedRequest, complete: InferRequest, destination: Destination

@@ -273,7 +273,7 @@ async def outputs_to_list(call: Call, request: InferRequest) -> tuple[str, ...]:
     return tuple(output.name for output in outputs)
 
 
-def fetched_metadata(operation: Operation, destination: Destination) -> ModelMetadata | None:
+def _fetched_metadata(operation: Operation, destination: Destination) -> ModelMetadata | None:
     """Return the metadata of a request's model if it is cached, else fetch it for later calls."""
     model, upstream = cached_metadata(operation, destination), destination.upstream
     if model is None and operation.model is not None and upstream.pool.endpoints:
@@ -283,17 +283,19 @@ def fetched_metadata(operation: Operation, destination: Destination) -> ModelMet
 
 
 def shared_tensors(
-    call: Call, received: ReceivedRequest, unlisted: tuple[str, ...]
+    operation: Operation,
+    destination: Destination,
+    received: ReceivedRequest,
+    unlisted: tuple[str, ...],
 ) -> SharedTensors | None:
     """Return the tensors of a request that may go through shared memory; None if they may not.
 
     Sizes of outputs are certain once the metadata are cached, for which no call waits.
     """
-    upstream, operation = call.destination.upstream, call.operation
-    policy = upstream.shared_memory
-    if policy is None or not upstream.dialect.binary:
+    policy = destination.upstream.shared_memory
+    if policy is None or not destination.upstream.dialect.binary:
         return None
-    sizes = certain_output_sizes(received.request, fetched_metadata(operation, call.destination))
+    sizes = certain_output_sizes(received.request, _fetched_metadata(operation, destination))
     tensors = SharedTensors(received.request, received.body, sizes, unlisted)
     largest = max(tensors.input_size, tensors.output_size)
     return tensors if largest >= policy.min_bytes else None
