@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 from gateway.http1.body import LAST_CHUNK, frame_chunk
 from gateway.system.buffers import NOTHING_RESERVED, BufferShare, ReservedBytes
 from gateway.system.sockets.body_stream import BodyStream
@@ -40,6 +42,63 @@ class Http1Body(BodyStream):
 
     def _on_discard(self) -> None:
         self._read_flow.resume(self)
+
+
+class BodyMemory(Protocol):
+    """Memory that a body is received into; ``view`` is empty once that is over."""
+
+    view: memoryview
+
+
+class PlacedBody(Http1Body):
+    """A body that is received into memory of its call: what is read are parts of that.
+
+    The call has counted the memory. It ends before the memory is somebody else's.
+    """
+
+    def __init__(
+        self,
+        read_flow: ReadFlow,
+        buffers: BufferShare,
+        reserved: ReservedBytes,
+        memory: BodyMemory,
+    ) -> None:
+        super().__init__(read_flow, buffers, reserved)
+        self._memory = memory
+        self._received = 0
+        self._in_place = memoryview(b"")
+
+    @property
+    def space(self) -> memoryview:
+        """Return the memory for what is still to come; empty if it may not be used any more."""
+        return self._memory.view[self._received :]
+
+    def receive(self, size: int) -> memoryview:
+        """Return the first bytes of ``space``, which were read; ``feed`` does not copy them."""
+        self._in_place = self._memory.view[self._received : self._received + size]
+        return self._in_place
+
+    def feed(self, data: bytes | memoryview, last: bool = False) -> None:
+        """Add the next bytes; see BodyStream."""
+        size, memory = len(data), self._memory.view
+        if self._discarding or not size or not memory:
+            return
+        start = self._received
+        self._received = end = start + size
+        if data is not self._in_place:
+            memory[start:end] = data
+        if self._pieces:
+            start -= len(self._pieces.pop())
+        self._pieces.append(memory[start:end])
+        self.progress.receive(size, self.reserved.progress)
+        self._wake_reader()
+
+    def peek(self) -> bytes | memoryview:
+        """Return the memory of a complete body of which nothing was read."""
+        return self._memory.view
+
+    def _count(self, size: int) -> None:
+        """Count nothing: the call has counted the memory."""
 
 
 class Http1Connection(Connection):

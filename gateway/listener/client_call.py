@@ -21,7 +21,8 @@ from gateway.listener.messages import (
 from gateway.listener.open_connections import OpenConnections
 from gateway.observe.call_record import CallLabels, CallObserver, CallRecord
 from gateway.observe.failure_log import REFUSAL_LOG
-from gateway.proxy.calls.buffered import BufferedCall
+from gateway.proxy.attempts.shared_memory import RequestSlice
+from gateway.proxy.calls.buffered import BufferedCall, CallPlan
 from gateway.proxy.calls.planner import BufferedPlan, GrpcPlan, Planner
 from gateway.proxy.errors import INTERNAL_ERROR, error_body, send_error
 from gateway.proxy.filters.forwarded_headers import (
@@ -97,6 +98,8 @@ class ClientCall(ABC):
         self.is_deferred = False
         """Whether it waits for the rest of its body."""
         self.ended = False
+        self.placed: RequestSlice | None = None
+        """The shared memory that the body is received into, if it is."""
         self._source = source
         self._host = source.host
         self._started = started
@@ -141,17 +144,24 @@ class ClientCall(ABC):
         if self.is_client_slow or not self.start_buffered(body.peek(), body):
             self.start_task()
 
+    def place(self) -> RequestSlice | None:
+        """Return shared memory to receive the body into, which the call has until its end."""
+        assert self.head is not None
+        self.placed = self._host.place_body(self.head, self.record.reserved)
+        return self.placed
+
     def defer(self) -> bool:
         """Wait for the rest of the body if the call can take the fast path with it."""
         head = self.head
         assert head is not None
-        labels = self._host.fast_path_labels(head)
+        labels = self._host.fast_path_labels(head, is_placed=self.placed is not None)
         if labels is None:
             return False
         self.record.labels = labels
         self.is_deferred = True
         self._host.add_call(self)
-        self._host.deferrals.add(self, head.length)
+        # The server gets nothing of a placed body before all of it is there.
+        self._host.deferrals.add(self, None if self.placed is not None else head.length)
         return True
 
     def end_deferral(self) -> None:
@@ -252,6 +262,8 @@ class ClientCall(ABC):
             self._host.remove_call(self)
         self._call = None  # not before: if this fails, it is done again when the client is gone
         self._release()
+        if self.placed is not None:
+            self.placed.release()
         self.ended = True
         record = self.record
         # The clock of uvloop counts whole milliseconds.
@@ -346,7 +358,14 @@ class RequestDispatcher:
         """The number of active calls."""
         return len(self._active_calls)
 
-    def fast_path_labels(self, head: RequestHead) -> CallLabels | None:
+    def place_body(self, head: RequestHead, reserved: ReservedBytes) -> RequestSlice | None:
+        """Return shared memory to receive the body of a request into, if it may go there."""
+        plan = self._plan(head)
+        if self._planner is None or not isinstance(plan, CallPlan) or head.length is None:
+            return None
+        return self._planner.place(plan, head.length, reserved)
+
+    def fast_path_labels(self, head: RequestHead, *, is_placed: bool = False) -> CallLabels | None:
         """Return the labels of a request if it can take the fast path once its body is there."""
         plan = self._plan(head)
         if plan is None:
@@ -354,7 +373,7 @@ class RequestDispatcher:
         if head.length is None:
             # gRPC does not say how long a body is, and most are small.
             return plan.labels if isinstance(plan, GrpcPlan) else None
-        return plan.labels if head.length <= plan.max_size else None
+        return plan.labels if is_placed or head.length <= plan.max_size else None
 
     def prepare_fast_path(
         self, client: ClientCall, head: RequestHead, body: bytes | memoryview
@@ -366,10 +385,14 @@ class RequestDispatcher:
         client.
         """
         plan = self._plan(head)
-        if plan is None or self._planner is None or len(body) > plan.max_size:
+        if plan is None or self._planner is None:
             return None
+        if client.placed is None:
+            if len(body) > plan.max_size:
+                return None
+            body = bytes(body)
         try:
-            return self._planner.prepare(plan, head, bytes(body), client)
+            return self._planner.prepare(plan, head, body, client)
         except Exception:
             self._log_failure(client.record.request_id, head)
             return None  # nothing was sent; the streaming path responds

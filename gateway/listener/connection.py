@@ -8,7 +8,7 @@ import time
 
 from gateway.errors import ErrorKind, GatewayError, bad_request
 from gateway.http1.body import BodyDecoder, ChunkedDecoder, LengthDecoder
-from gateway.http1.connection import HEAD_COPIES, Http1Body, Http1Connection
+from gateway.http1.connection import HEAD_COPIES, Http1Body, Http1Connection, PlacedBody
 from gateway.http1.head import (
     MAX_CACHED_HEAD,
     STATUSES_WITHOUT_BODY,
@@ -141,6 +141,8 @@ class ClientConnection(Http1Connection):
         self._idle_since = 0.0
         self._unread = UnreadCheck()
         self._may_be_http2 = True
+        self._placed: PlacedBody | None = None
+        """The body whose memory was offered for a read."""
 
     @property
     def reserved(self) -> ReservedBytes:
@@ -178,6 +180,28 @@ class ClientConnection(Http1Connection):
             self._linger_timer.cancel()
         if self.call is not None:
             self.call.cancel(CLIENT_CLOSED)
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        """Return the memory for the next read: that of the body, if it has some."""
+        body = self.body
+        if isinstance(body, PlacedBody) and not body.ended and not self._read_ahead:
+            space = body.space[: self.buffers.account.read_size]
+            if space:
+                self._offered_size = len(space)
+                self._placed = body
+                return space
+        return super().get_buffer(sizehint)
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """Process the bytes that were read."""
+        body, self._placed = self._placed, None
+        if body is None:
+            super().buffer_updated(nbytes)
+            return
+        more_follows = nbytes == self._offered_size and nbytes < len(body.space)
+        self.data_received(body.receive(nbytes))
+        if more_follows:
+            self.defer_next_read()
 
     def data_received(self, data: bytes | memoryview) -> None:
         """Process bytes from the client.
@@ -388,7 +412,9 @@ class ClientConnection(Http1Connection):
                 return
             record.request_bytes = 0  # its body is read anew
             may_be_fast = False
-        body = self.body = self.make_body()
+        if may_be_fast and (memory := call.place()) is not None:
+            self.body = PlacedBody(self.read_flow, self.buffers, self.reserved, memory)
+        body = self.body = self.body or self.make_body()
         self._decoder = ChunkedDecoder() if head.length is None else LengthDecoder(head.length)
         if not (may_be_fast and call.defer()):
             call.start_task()

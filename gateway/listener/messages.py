@@ -60,6 +60,7 @@ class ListenerRequest(ClientRequest):
         self.content_length = head.length
         self.added_headers = client.added_headers
         self.carries_trailers = client.carries_trailers
+        self.placed = client.placed
         self._body = body
         self._send_continue = send_continue
         # RFC 9110, section 10.1.1: the client may wait for 100 before it sends its body.

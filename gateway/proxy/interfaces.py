@@ -15,6 +15,7 @@ from gateway.observe.call_record import CallRecord
 from gateway.protocol.operations import Operation
 from gateway.proxy.admission.deadline import Deadline
 from gateway.proxy.admission.memory_budget import Reservation
+from gateway.proxy.attempts.shared_memory import RequestSlice
 from gateway.proxy.destination import Destination, Upstream
 from gateway.proxy.headers import ResponseHeaderPolicy
 from gateway.proxy.readiness import NOTHING_REQUIRED, Readiness
@@ -39,6 +40,8 @@ class ClientRequest(ABC):
     """Headers that the gateway adds for the server."""
     carries_trailers: bool = False
     """Whether its connection carries trailers, as that of HTTP/2 does."""
+    placed: RequestSlice | None = None
+    """The shared memory that the body is received into, if it is."""
 
     @abstractmethod
     async def read(self) -> bytes | memoryview:
@@ -139,13 +142,14 @@ class ResponseTemplate:
 class FastPathClient(Protocol):
     """A client whose request is fully buffered.
 
-    ``added_headers``, ``carries_trailers`` and ``record`` are as in ClientRequest and
+    ``added_headers``, ``carries_trailers``, ``placed`` and ``record`` are as in ClientRequest and
     ClientResponse; ``added_lines`` are the lines of these headers.
     """
 
     added_headers: HeaderLines
     added_lines: bytes
     carries_trailers: bool
+    placed: RequestSlice | None
     record: CallRecord
 
     def respond(

@@ -186,12 +186,12 @@ def read_buffered_json(
 
 
 def read_buffered_binary(
-    body: bytes, header_size: int, header_cap: int, depth_cap: int, tensor_cap: int
+    body: bytes | memoryview, header_size: int, header_cap: int, depth_cap: int, tensor_cap: int
 ) -> InferRequest | None:
     """Read a request of which ``header_size`` bytes are JSON; as ``read_buffered_json``."""
     if header_size > min(len(body), header_cap):
         return None
-    text = body[:header_size]
+    text = bytes(body[:header_size])
     request = None
     if header_size <= MAX_CACHED_HEADER:
         request = read_without_data(text, depth_cap, tensor_cap)
@@ -212,7 +212,7 @@ def _read_small(
     return reader.finish()
 
 
-def with_data(request: InferRequest, body: bytes, start: int) -> InferRequest:
+def with_data(request: InferRequest, body: bytes | memoryview, start: int) -> InferRequest:
     """Return a request with its data, of which those still to come begin at ``start``."""
     tensors: list[TensorData] = []
     data = memoryview(body)

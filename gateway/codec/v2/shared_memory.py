@@ -59,6 +59,18 @@ class SharedTensors:
         self.output_size: Final = sum(output_sizes.values())
         """Bytes of all outputs; 0 if they cannot be in shared memory."""
 
+    def start_in(self, memory: memoryview) -> int | None:
+        """Return where the inputs begin in the memory that has the whole request, in its form.
+
+        None if they are not at its end, one after another.
+        """
+        data, request = self.data, self._request
+        if isinstance(data, Sequence):
+            is_there = all(isinstance(x, memoryview) and x.obj is memory.obj for x in data)
+        else:
+            is_there = request.missing_size == request.data_size
+        return len(memory) - self.input_size if is_there else None
+
     @property
     def binary_header(self) -> bytes:
         """The JSON of the request in the binary form."""

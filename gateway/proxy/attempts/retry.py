@@ -25,7 +25,7 @@ from gateway.protocol.operations import ModelName, model_name_of
 from gateway.proxy.admission.concurrency_limit import acquire_all, release_all
 from gateway.proxy.admission.deadline import Deadline
 from gateway.proxy.attempts.attempt import Attempt
-from gateway.proxy.attempts.shared_memory import SharedMemoryCall
+from gateway.proxy.attempts.shared_memory import RequestSlice, SharedMemoryCall
 from gateway.proxy.destination import Destination, Upstream
 from gateway.proxy.interfaces import Call
 from gateway.routing.retry import RetryPolicy
@@ -58,7 +58,8 @@ class UpstreamCall:
     tried once: unhealthy and ejected ones last.
 
     ``record`` gets the endpoint and the attempts. ``tried`` are endpoints that have failed before;
-    ``model`` is the one that the request names. ``tensors`` may go through shared memory.
+    ``model`` is the one that the request names. ``tensors`` may go through shared memory, where
+    the request was received if it is ``placed``.
     Raises GatewayError: that of the last endpoint, 503 for overload, 400 for a head that no server
     of the upstream accepts.
     """
@@ -75,6 +76,7 @@ class UpstreamCall:
         tried: tuple[UpstreamEndpoint, ...] = (),
         model: ModelName | None = None,
         tensors: SharedTensors | None = None,
+        placed: RequestSlice | None = None,
     ) -> None:
         self._limits = destination.concurrency_limits
         self._request = request
@@ -83,7 +85,7 @@ class UpstreamCall:
         self._shared: SharedMemoryCall | None = None
         if tensors is not None and record.capture is None:
             name = "" if model is None else model.name
-            self._shared = SharedMemoryCall(request, tensors, name, destination.scheduler)
+            self._shared = SharedMemoryCall(request, tensors, name, destination.scheduler, placed)
         hash_key = destination.upstream.pool.hash_key_of(request.headers)
         self._retry = RetryState(
             destination.upstream, destination.retry_policy, list(tried), model, hash_key
@@ -205,9 +207,15 @@ def send_call(
 ) -> UpstreamCall:
     """Send the request of a client's call to a server that has its model, or ``to_any`` server."""
     model = None if to_any else model_name_of(call.operation)
-    record = call.response.record
+    record, placed = call.response.record, call.request.placed
     return UpstreamCall(
-        call.destination, request, call.deadline, record, model=model, tensors=tensors
+        call.destination,
+        request,
+        call.deadline,
+        record,
+        model=model,
+        tensors=tensors,
+        placed=placed,
     )
 
 

@@ -10,11 +10,12 @@ from typing import Final
 from multidict import CIMultiDict, CIMultiDictProxy
 
 from gateway.codec.v2.shared_memory import Place, SharedTensors
-from gateway.errors import name_server_in_errors
+from gateway.errors import GatewayError, name_server_in_errors
 from gateway.http1.head import HeadParser, ResponseHead
 from gateway.observe.call_record import CallRecord
 from gateway.protocol.request_header import HEADER_LENGTH
 from gateway.proxy.admission.conversion_scheduler import ConversionScheduler
+from gateway.proxy.admission.memory_budget import Reservation
 from gateway.proxy.attempts.attempt import Attempt
 from gateway.sizes import MAX_SERVER_DOCUMENT
 from gateway.system.buffers import MAX_WINDOW
@@ -33,6 +34,8 @@ from gateway.upstream.transport import (
 SendRequest = Callable[[UpstreamRequest, Sequence[Slice]], Awaitable[UpstreamResponse]]
 """Sends a request whose tensors are in slices; see ``SharedMemoryLane.send``."""
 
+_ALIGNMENT: Final = 64
+"""Bytes of a cache line, and of the widest vectors."""
 _COPIED_AT_ONCE: Final = 1024 * 1024
 """Bytes that are copied in one time slice: that takes some 0.1 ms."""
 _SLICE_TOO_SMALL: Final = b"shared memory"
@@ -44,6 +47,45 @@ _OF_FORM: Final = frozenset(("content-length", "content-type", "transfer-encodin
 """Headers that say how a response is written."""
 _HEAD_PARSER: Final = HeadParser(KEYED_RESPONSE_HEADERS, noted=("content-length",))
 _NOT_FOUND, _FAILED = 404, 500
+
+
+class RequestSlice:
+    """A slice that the body of a request is received into: ``view``, empty once it is released.
+
+    ``size`` bytes are reserved until then. The tensors, from byte ``start``, are aligned in memory.
+    """
+
+    def __init__(
+        self, lane: SharedMemory, taken: Slice, size: int, start: int, reservation: Reservation
+    ) -> None:
+        self.lane: Final = lane
+        self.taken: Final = taken
+        self.first: Final = -start % _ALIGNMENT
+        """Where the body begins in the slice."""
+        self.view = taken.view[self.first : self.first + size]
+        self._reservation = reservation
+
+    @classmethod
+    def take(
+        cls, lane: SharedMemory, size: int, start: int, reservation: Reservation
+    ) -> RequestSlice | None:
+        """Take a slice; None if the lane has none. Raises GatewayError (503) over the budget."""
+        taken = lane.take(size + -start % _ALIGNMENT)
+        if taken is None:
+            return None
+        try:
+            reservation.resize(size)
+        except GatewayError:
+            taken.end_call()
+            raise
+        return cls(lane, taken, size, start, reservation)
+
+    def release(self) -> None:
+        """Give the slice back, once; the server may still hold it."""
+        if self.view:
+            self.view = memoryview(b"")
+            self._reservation.resize(0)
+            self.taken.end_call()
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +107,24 @@ class SharedMemoryAttempt:
     gives them slices, and ``end_call`` gives these back, whatever has become of the attempt.
     """
 
-    def __init__(self, lane: SharedMemory, tensors: SharedTensors, model: str) -> None:
+    def __init__(
+        self,
+        lane: SharedMemory,
+        tensors: SharedTensors,
+        model: str,
+        placed: RequestSlice | None = None,
+    ) -> None:
         self.lane: Final = lane
         self._tensors: Final = tensors
         self._model: Final = model
+        self._placed: Slice | None = None
+        """The slice that the request was received into, if the inputs are there."""
+        self._start = 0
+        """Where they begin in it."""
+        if placed is not None and placed.lane is lane:
+            start = tensors.start_in(placed.view)
+            if start is not None:
+                self._placed, self._start = placed.taken, placed.first + start
         self.inputs: Slice | None = None
         self.outputs: Slice | None = None
         self._reasons: dict[str, str] = {}
@@ -80,9 +136,23 @@ class SharedMemoryAttempt:
         return [each for each in (self.inputs, self.outputs) if each is not None]
 
     def take_inputs(self) -> Slice | None:
-        """Return a slice for the inputs, to be filled; None if they go over the socket."""
+        """Return a slice for the inputs, to be filled; None if they need none, or find none."""
+        if self._placed is not None and self._tensors.input_size:
+            self.inputs, self._reasons["inputs"] = self._placed, ""
+            return None
         self.inputs = self._take("inputs", self._tensors.input_size, "")
         return self.inputs
+
+    @property
+    def input_data(self) -> memoryview:
+        """Return the memory of the inputs, which are in a slice."""
+        assert self.inputs is not None
+        start = self._input_start
+        return self.inputs.view[start : start + self._tensors.input_size]
+
+    @property
+    def _input_start(self) -> int:
+        return self._start if self.inputs is self._placed else 0
 
     def fill(self, inputs: Slice) -> None:
         """Copy buffered inputs into their slice, all at once."""
@@ -111,7 +181,8 @@ class SharedMemoryAttempt:
 
     def write(self) -> tuple[list[bytes | memoryview], int | None]:
         """Return the body of the request, and how much of it is JSON if it is in binary form."""
-        header = self._tensors.write_header(_place(self.inputs), _place(self.outputs))
+        inputs = _place(self.inputs, self._input_start)
+        header = self._tensors.write_header(inputs, _place(self.outputs))
         if self.inputs is not None:
             return [header], None
         # They are few, or there was no room for them.
@@ -171,7 +242,8 @@ class SharedMemoryAttempt:
         """Give back the slices; the server may still hold some."""
         slices, self.inputs, self.outputs = self.slices, None, None
         for each in slices:
-            each.end_call()
+            if each is not self._placed:  # the client's call gives that back
+                each.end_call()
 
 
 class SharedMemoryCall:
@@ -188,8 +260,10 @@ class SharedMemoryCall:
         tensors: SharedTensors,
         model: str,
         scheduler: ConversionScheduler,
+        placed: RequestSlice | None = None,
     ) -> None:
         self.request = request
+        self._placed: Final = placed
         self._tensors: Final = tensors
         self._model: Final = model
         self._scheduler: Final = scheduler
@@ -215,11 +289,12 @@ class SharedMemoryCall:
         it, and an empty one at its end. Raises what the body and ``send`` raise, and GatewayError
         (502).
         """
-        shared = SharedMemoryAttempt(lane, self._tensors, self._model)
+        shared = SharedMemoryAttempt(lane, self._tensors, self._model, self._placed)
         self._attempts.append(shared)
         try:
-            if (inputs := shared.take_inputs()) is not None:
-                await self._fill(inputs, on_start, on_piece)
+            is_copied = shared.take_inputs() is not None
+            if shared.inputs is not None:
+                await self._fill(shared.input_data, on_start, on_piece, is_copied)
             shared.take_outputs()
             if not shared.slices:
                 return None
@@ -239,32 +314,34 @@ class SharedMemoryCall:
             shared.give_up(STALE, attempt.record)
             return None
         if shared.inputs is not None:
-            attempt.record.sent_bytes += shared.inputs.size
+            attempt.record.sent_bytes += self._tensors.input_size
         return await finish_response(response, shared, attempt)
 
     async def _fill(
         self,
-        inputs: Slice,
+        inputs: memoryview,
         on_start: Callable[[], None],
         on_piece: Callable[[bytes | memoryview], None],
+        is_copied: bool,
     ) -> None:
-        """Copy the inputs into a slice: the one copy after the kernel's."""
+        """Read the inputs, and copy them into a slice if they do not come there by themselves."""
         tensors = self._tensors
         if isinstance(tensors.data, Sequence):
-            for position, part in _at_once(tensors.data):
-                inputs.view[position : position + len(part)] = part
-                if inputs.size > _COPIED_AT_ONCE:
+            for position, part in _at_once(tensors.data) if is_copied else ():
+                inputs[position : position + len(part)] = part
+                if len(inputs) > _COPIED_AT_ONCE:
                     await self._scheduler.next_slice()  # the event loop is for other calls, too
             return
         position = 0
         on_start()
         async for piece in tensors.data:
             on_piece(piece)
-            inputs.view[position : position + len(piece)] = piece
-            position += len(piece)
+            if is_copied:
+                inputs[position : position + len(piece)] = piece
+                position += len(piece)
         on_piece(b"")
-        tensors.data = [inputs.view]
-        self.request = replace(self.request, body=[tensors.binary_header, inputs.view])
+        tensors.data = [inputs]
+        self.request = replace(self.request, body=[tensors.binary_header, inputs])
 
     def _write(self, shared: SharedMemoryAttempt) -> UpstreamRequest:
         body, header_size = shared.write()
@@ -323,8 +400,8 @@ async def _read_document(response: UpstreamResponse) -> bytes:
     return bytes(document)
 
 
-def _place(taken: Slice | None) -> Place | None:
-    return None if taken is None else Place(taken.region, taken.offset)
+def _place(taken: Slice | None, start: int = 0) -> Place | None:
+    return None if taken is None else Place(taken.region, taken.offset + start)
 
 
 def _at_once(pieces: Sequence[bytes | memoryview]) -> Iterator[tuple[int, bytes | memoryview]]:

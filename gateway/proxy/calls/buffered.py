@@ -187,7 +187,8 @@ class BufferedCall:
     def _hold(self) -> None:
         """Count what ``_end`` gives back, beside the slots and the connection."""
         self._attempt.hold()
-        self._reserved = BODY_COPIES * self._size
+        # The client's call has counted a body that it has placed.
+        self._reserved = 0 if self._client.placed is not None else BODY_COPIES * self._size
         self._destination.memory_budget.buffers.reserved += self._reserved
 
     def _share(
@@ -198,7 +199,8 @@ class BufferedCall:
         if form is None or lane is None or self._record.capture is not None:
             return None
         model = self._plan.model
-        shared = SharedMemoryAttempt(lane, form.tensors, "" if model is None else model.name)
+        name = "" if model is None else model.name
+        shared = SharedMemoryAttempt(lane, form.tensors, name, self._client.placed)
         self._shared = shared
         if (inputs := shared.take_inputs()) is not None:
             shared.fill(inputs)

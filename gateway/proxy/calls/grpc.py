@@ -150,10 +150,14 @@ class GrpcHandler(InferHandler):
         return _passes(upstream) or super().sends_grpc(upstream)
 
     def to_server(
-        self, head: RequestHead, body: bytes, destination: Destination, request_id: str
+        self,
+        head: RequestHead,
+        body: bytes | memoryview,
+        destination: Destination,
+        request_id: str,
     ) -> ServerRequest | None:
         """Return the request for a server."""
-        upstream = destination.upstream
+        upstream, body = destination.upstream, bytes(body)
         if upstream.dialect_state.dialect is None:
             return None
         timeouts = [field.value for field in head.noted if field.lower == TIMEOUT]

@@ -263,6 +263,9 @@ class BufferedHandler(CallHandler):
     """Bytes of the largest request; larger ones take the streaming path."""
     is_grpc: bool = False
     """Whether the calls are gRPC calls."""
+    tensors_start: int | None = None
+    """Where the tensors of a body begin, which may be received into shared memory; None if they are
+    not as servers get them."""
 
     def sends_grpc(self, upstream: Upstream) -> bool:
         """Tell whether servers of the upstream get the calls over gRPC."""
@@ -270,7 +273,11 @@ class BufferedHandler(CallHandler):
 
     @abstractmethod
     def to_server(
-        self, head: RequestHead, body: bytes, destination: Destination, request_id: str
+        self,
+        head: RequestHead,
+        body: bytes | memoryview,
+        destination: Destination,
+        request_id: str,
     ) -> ServerRequest | None:
         """Return the request for a server; None if the call takes the streaming path."""
 
@@ -376,9 +383,14 @@ class PassthroughHandler(BufferedHandler):
         self._is_query: Final = scope.operation.kind in QUERIES
 
     def to_server(
-        self, head: RequestHead, body: bytes, destination: Destination, request_id: str
+        self,
+        head: RequestHead,
+        body: bytes | memoryview,
+        destination: Destination,
+        request_id: str,
     ) -> ServerRequest | None:
         """Return the request for a server."""
+        body = bytes(body)
         if body and nests_deeper(body, destination.limits.max_json_depth):
             return None
         lines = b""

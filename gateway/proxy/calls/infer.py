@@ -96,7 +96,7 @@ class InferHandler(BufferedHandler):
         self._operation: Final = scope.operation
         self._target = scope.target
         """That of infer requests over HTTP."""
-        self._header_size = header_size
+        self._header_size = self.tensors_start = header_size
         self._templates: dict[tuple[bool, bool], RequestTemplate] = {}
         self._grpc_templates: dict[str, RequestTemplate] = {}
         self._counted_head: InferRequestHead | None = None
@@ -108,7 +108,11 @@ class InferHandler(BufferedHandler):
         return upstream.infers_over_grpc
 
     def to_server(
-        self, head: RequestHead, body: bytes, destination: Destination, request_id: str
+        self,
+        head: RequestHead,
+        body: bytes | memoryview,
+        destination: Destination,
+        request_id: str,
     ) -> ServerRequest | None:
         """Return the request for a server."""
         is_scheduled = self._header_size is None and len(body) > MAX_UNSCHEDULED
@@ -386,13 +390,18 @@ class PredictHandler(InferHandler):
         super().__init__(as_infer, None, MAX_UNSCHEDULED)
 
     def to_server(
-        self, head: RequestHead, body: bytes, destination: Destination, request_id: str
+        self,
+        head: RequestHead,
+        body: bytes | memoryview,
+        destination: Destination,
+        request_id: str,
     ) -> ServerRequest | None:
         """Return the request for a server."""
         if not request_id:  # ids are off, so that the client's own passes
             own = [field.value for field in head.noted if field.lower == "x-request-id"]
             request_id = own[0] if own and own[0].isascii() else ""
-        received = read_buffered_prediction(self._operation, destination, body, request_id)
+        operation = self._operation
+        received = read_buffered_prediction(operation, destination, bytes(body), request_id)
         return None if received is None else self._write(head, received, destination)
 
     async def serve(self, call: Call) -> None:

@@ -26,6 +26,7 @@ from gateway.protocol.grpc.headers import (
 from gateway.protocol.grpc.methods import GrpcMethod, find_method, operation_of
 from gateway.protocol.operations import Operation, OperationKind, model_name_of
 from gateway.proxy.admission.concurrency_limit import release_all, try_acquire_all
+from gateway.proxy.attempts.shared_memory import RequestSlice
 from gateway.proxy.calls.buffered import BODY_COPIES, BufferedCall, CallPlan
 from gateway.proxy.calls.grpc import MAX_REQUEST, scan_message
 from gateway.proxy.calls.handler import BufferedHandler, HandlerScope
@@ -42,6 +43,7 @@ from gateway.proxy.router import RouteMatch, Router
 from gateway.proxy.server_dialect import has_content_type
 from gateway.sizes import CACHED_HEADS
 from gateway.system.bounded_cache import BoundedCache
+from gateway.system.buffers import ReservedBytes
 from gateway.system.timeout_queue import TimeoutQueue
 from gateway.upstream.transport import HOP_BY_HOP
 
@@ -232,8 +234,30 @@ class Planner:
             plan = self._grpc_plans.put(key, self._plan_route(head, target, rpcs))
         return plan
 
+    def place(self, plan: CallPlan, size: int, reserved: ReservedBytes) -> RequestSlice | None:
+        """Return shared memory for a body of ``size`` bytes; None if it may not be received there.
+
+        Only tensors in binary form may, if it is certain which server gets them.
+        """
+        destination, start = plan.choice.next, plan.handler.tensors_start
+        policy, endpoints = destination.upstream.shared_memory, destination.upstream.pool.endpoints
+        if policy is None or start is None or len(endpoints) != 1 or plan.mirror is not None:
+            return None
+        lane, dialect = endpoints[0].shared_memory, destination.upstream.dialect_state.dialect
+        if lane is None or dialect is None or not dialect.binary:
+            return None
+        if size - start < policy.min_bytes or size > destination.limits.max_request_bytes:
+            return None
+        if size > destination.memory_budget.buffers.free:
+            return None  # the streaming path asks others to make room
+        return RequestSlice.take(lane, size, start, destination.memory_budget.reserve(reserved))
+
     def prepare(
-        self, plan: BufferedPlan, head: RequestHead, body: bytes, client: FastPathClient
+        self,
+        plan: BufferedPlan,
+        head: RequestHead,
+        body: bytes | memoryview,
+        client: FastPathClient,
     ) -> BufferedCall | None:
         """Make a call that is ready to start; None if the request takes the streaming path.
 
@@ -241,6 +265,7 @@ class Planner:
         until it has ended, or is cancelled. Nothing is sent before it starts.
         """
         if isinstance(plan, GrpcPlan):
+            body = bytes(body)
             found = self._plan_grpc(plan, head, body) if client.carries_trailers else None
             if found is None:
                 return None
@@ -249,7 +274,8 @@ class Planner:
         if not plan.fits(destination.upstream.dialect_state.dialect, has_body=bool(body)):
             return None
         # Without room or slots the streaming path sends the error, or waits in the queue.
-        if BODY_COPIES * len(body) > destination.memory_budget.buffers.free:
+        needed = 0 if client.placed is not None else BODY_COPIES * len(body)
+        if needed > destination.memory_budget.buffers.free:
             return None
         if not try_acquire_all(destination.concurrency_limits):
             return None
@@ -287,7 +313,11 @@ def _rpcs_of(rpc: GrpcMethod, named: NamedModel) -> tuple[Operation, ...]:
 
 
 def _make_call(
-    plan: CallPlan, destination: Destination, head: RequestHead, body: bytes, client: FastPathClient
+    plan: CallPlan,
+    destination: Destination,
+    head: RequestHead,
+    body: bytes | memoryview,
+    client: FastPathClient,
 ) -> BufferedCall | None:
     """Choose an endpoint, and convert the request; None for the streaming path."""
     record = client.record
@@ -307,7 +337,9 @@ def _make_call(
             call = BufferedCall(plan, destination, request, head, lease, connection, client, began)
             plan.choice.take()
             if plan.mirror is not None:
-                plan.mirror(head, body, client)  # last: the streaming path would mirror it again
+                plan.mirror(
+                    head, bytes(body), client
+                )  # last: the streaming path would mirror it again
             return call
     except BaseException:
         connection.close()

@@ -30,7 +30,11 @@ class SharedMemoryHandler(PassthroughHandler):
     """
 
     def to_server(
-        self, head: RequestHead, body: bytes, destination: Destination, request_id: str
+        self,
+        head: RequestHead,
+        body: bytes | memoryview,
+        destination: Destination,
+        request_id: str,
     ) -> ServerRequest | None:
         """Return the request for a server."""
         if destination.upstream.shared_memory is not None:

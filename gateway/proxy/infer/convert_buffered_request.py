@@ -89,7 +89,10 @@ class ReceivedRequest:
 
 
 def read_buffered(
-    operation: Operation, destination: Destination, header_size: int | None, body: bytes
+    operation: Operation,
+    destination: Destination,
+    header_size: int | None,
+    body: bytes | memoryview,
 ) -> ReceivedRequest | None:
     """Read an infer request; None if the streaming path is needed.
 
@@ -100,7 +103,7 @@ def read_buffered(
         if header_size == 0:
             request = _read_raw_binary(operation, destination, body)
         elif header_size is None:
-            request = read_buffered_json(body, *destination.limits.reader_caps)
+            request = read_buffered_json(bytes(body), *destination.limits.reader_caps)
         else:
             request = read_buffered_binary(body, header_size, *destination.limits.reader_caps)
     except GatewayError:
@@ -181,7 +184,7 @@ _read_raw_binary_head = cached(CACHED_DOCUMENTS)(read_raw_binary)
 
 
 def _read_raw_binary(
-    operation: Operation, destination: Destination, body: bytes
+    operation: Operation, destination: Destination, body: bytes | memoryview
 ) -> InferRequest | None:
     model = cached_metadata(operation, destination)
     if model is None:

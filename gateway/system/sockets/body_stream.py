@@ -108,14 +108,14 @@ class BodyStream:
         self._on_read(len(piece))
         return bytes(piece) if isinstance(piece, bytearray) else piece
 
-    def peek(self) -> bytes:
+    def peek(self) -> bytes | memoryview:
         """Return all that was received of the body, which can still be read."""
         pieces = self._pieces
         return bytes(pieces[0]) if len(pieces) == 1 else b"".join(pieces)
 
     def take(self) -> bytes:
         """Return all bytes of a body that has ended, instead of ``read``."""
-        data = self.peek()
+        data = bytes(self.peek())
         self.discard()
         return data
 

@@ -80,8 +80,8 @@ class RowsHandler(InferHandler):
         with call.reserve() as reservation:
             await self.send(call, read_rows(await body.read_all(reservation)))
 
-    def to_server(self, head: Any, body: bytes, destination: Any, _: str) -> ServerRequest | None:
-        return self._write(head, read_rows(body), destination)
+    def to_server(self, head: Any, body: Any, destination: Any, _: str) -> ServerRequest | None:
+        return self._write(head, read_rows(bytes(body)), destination)
 
     def to_client(self, response: ServerResponse) -> ClientMessage | None:
         message = super().to_client(response)
