@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Final, Protocol
 
 from gateway.http1.body import LAST_CHUNK, frame_chunk
 from gateway.system.buffers import NOTHING_RESERVED, BufferShare, ReservedBytes
@@ -44,6 +44,9 @@ class Http1Body(BodyStream):
         self._read_flow.resume(self)
 
 
+_NOTHING: Final = memoryview(b"")
+
+
 class BodyMemory(Protocol):
     """Memory that a body is received into; ``view`` is empty once that is over."""
 
@@ -66,7 +69,7 @@ class PlacedBody(Http1Body):
         super().__init__(read_flow, buffers, reserved)
         self._memory = memory
         self._received = 0
-        self._in_place = memoryview(b"")
+        self._in_place = _NOTHING
 
     @property
     def space(self) -> memoryview:
@@ -87,6 +90,7 @@ class PlacedBody(Http1Body):
         self._received = end = start + size
         if data is not self._in_place:
             memory[start:end] = data
+        self._in_place = _NOTHING  # a view of the memory would keep it
         if self._pieces:
             start -= len(self._pieces.pop())
         self._pieces.append(memory[start:end])

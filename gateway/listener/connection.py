@@ -183,7 +183,7 @@ class ClientConnection(Http1Connection):
 
     def get_buffer(self, sizehint: int) -> memoryview:
         """Return the memory for the next read: that of the body, if it has some."""
-        body = self.body
+        body, self._placed = self.body, None  # a read that brings nothing is not told
         if isinstance(body, PlacedBody) and not body.ended and not self._read_ahead:
             space = body.space[: self.buffers.account.read_size]
             if space:

@@ -1,0 +1,208 @@
+"""Tensors land in shared memory straight from the socket, however they come.
+
+Each call has values of its own, so that a byte of another one's would be seen. Each test ends with
+the question whether anything is left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gateway.observe import families
+from tests.support.gateway import RunningGateway, served, until
+from tests.support.inference_messages import binary_header, infer_binary, infer_raw
+from tests.support.raw_client import RawClient
+from tests.support.servers.shared_memory_server import SharedMemoryModel
+
+ELEMENTS = 65_536
+SIZE = 4 * ELEMENTS
+EMPTY = {"in_use": 0, "quarantined": 0}
+
+
+def _tensor(number: int) -> bytes:
+    return np.full(ELEMENTS, number, "<f4").tobytes()
+
+
+def _binary(data: bytes) -> bytes:
+    return infer_binary(binary_header(len(data), binary_output=True), data)
+
+
+class _Site:
+    """A gateway in front of a model with which it shares 4 MiB."""
+
+    def __init__(self, model: SharedMemoryModel, gateway: RunningGateway) -> None:
+        self.model = model
+        self.gateway = gateway
+
+    @property
+    def memory(self) -> dict[str, Any]:
+        """Return the bytes in use, and in quarantine."""
+        (state,) = self.gateway.pool.snapshot()
+        assert state.shared_memory is not None
+        return {name: state.shared_memory[name] for name in EMPTY}
+
+    @property
+    def waits(self) -> int:
+        """Return how many calls wait for the rest of their bodies before they start."""
+        return self.gateway.gateway.listener.deferrals.size
+
+    def ways(self) -> set[tuple[str, ...]]:
+        """Return how inputs have gone, and why so."""
+        sums = self.gateway.gateway.shared.metric_store.sums(families.SHARED_MEMORY_CALLS)
+        return {labels[3:] for labels in sums if labels[2] == "inputs"}
+
+    async def ends_well(self) -> None:
+        """Check that nothing is left, and that somebody else is served."""
+        await self.gateway.until_idle()
+        await until(lambda: self.memory == EMPTY)
+        async with self.gateway.client() as client:
+            reply = await client.ask(_binary(_tensor(99)))
+            assert (reply.status, reply.body[-SIZE:]) == (200, _tensor(99))
+        await self.gateway.until_idle()
+        assert self.memory == EMPTY
+        assert not self.gateway.gateway.listener.buffers.total
+
+
+@asynccontextmanager
+async def _site() -> AsyncIterator[tuple[_Site, RawClient]]:
+    model = SharedMemoryModel(ELEMENTS)
+    upstream = {"shared_memory": {"size": "4MiB", "min_bytes": "64KiB"}}
+    async with served(model, model, model, upstream=upstream) as (_, gateway, client):
+        site = _Site(model, gateway)
+        (endpoint,) = gateway.pool.endpoints
+        lane = endpoint.shared_memory
+        assert lane is not None
+        await until(lambda: lane.size)
+        # No call waits for metadata: the first one has it fetched.
+        assert (await client.ask(_binary(b"1234"))).status == 200
+        (server,) = gateway.gateway.active_config.upstreams.values()
+        await until(lambda: server.metadata.cached("m", None))
+        yield site, client
+
+
+async def _at_once(site: _Site, client: RawClient, text: bytes) -> None:
+    await client.send(text)
+
+
+async def _after_its_head(site: _Site, client: RawClient, text: bytes) -> None:
+    end = text.index(b"\r\n\r\n") + 4
+    await client.send(text[:end])
+    await until(lambda: site.memory["in_use"])  # before a byte of the body is there
+    assert site.waits
+    await client.send(text[end:])
+
+
+async def _in_pieces(site: _Site, client: RawClient, text: bytes) -> None:
+    end = text.index(b"\r\n\r\n") + 4
+    cuts = [0, end + 1, end + 7, end + 100, len(text) - 1, len(text)]
+    for start, stop in pairwise(cuts):
+        await client.send(text[start:stop])
+        await until(partial(_has_received, site, min(stop, len(text) - 1) - end))
+
+
+async def _slowly(site: _Site, client: RawClient, text: bytes) -> None:
+    middle = len(text) // 2
+    await client.send(text[:middle])
+    await until(lambda: site.memory["in_use"])
+    await until(lambda: not site.waits)  # it has waited too long: a task serves the call
+    await client.send(text[middle:])
+
+
+def _has_received(site: _Site, size: int) -> bool:
+    calls = site.gateway.gateway.listener._active_calls
+    return not calls or max(call.record.request_bytes for call in calls) >= size
+
+
+@pytest.mark.parametrize("send", [_at_once, _after_its_head, _in_pieces, _slowly])
+@pytest.mark.parametrize("form", [_binary, infer_raw])
+async def test_tensors_come_back_as_they_were_sent(form: Any, send: Any) -> None:
+    async with _site() as (site, client):
+        for number in range(3):
+            await send(site, client, form(_tensor(number)))
+            reply = await client.read_response()
+            assert (reply.status, reply.body[-SIZE:]) == (200, _tensor(number))
+        await site.ends_well()
+        assert site.ways() == {("shared_memory", "")}
+
+
+async def test_next_request_follows_a_placed_body_at_once() -> None:
+    async with _site() as (site, client):
+        first, second = _binary(_tensor(1)), _binary(_tensor(2))
+        await client.send(first[:1000])
+        await until(lambda: site.memory["in_use"])
+        await client.send(first[1000:] + second[:500])
+        assert (await client.read_response()).body[-SIZE:] == _tensor(1)
+        await client.send(second[500:])
+        assert (await client.read_response()).body[-SIZE:] == _tensor(2)
+        await site.ends_well()
+
+
+@pytest.mark.parametrize("sent", [0.0, 0.5])
+async def test_client_that_leaves_during_its_body_gives_the_memory_back(sent: float) -> None:
+    async with _site() as (site, _):
+        text = _binary(_tensor(1))
+        end = text.index(b"\r\n\r\n") + 4
+        async with site.gateway.client() as client:
+            await client.send(text[: end + int(sent * SIZE)])
+            await until(lambda: site.memory["in_use"])
+        await until(lambda: site.memory == EMPTY)  # no server has got anything of it
+        await site.ends_well()
+
+
+async def test_client_that_leaves_before_its_response_leaves_the_memory_to_the_server() -> None:
+    async with _site() as (site, _):
+        site.model.may_respond.clear()
+        async with site.gateway.client() as client:
+            await _after_its_head(site, client, _binary(_tensor(1)))
+            await until(lambda: len(site.model.inferred) == 2)
+        await until(lambda: site.memory["quarantined"])
+        assert not site.memory["in_use"]
+        site.model.may_respond.set()
+        await site.ends_well()
+
+
+@pytest.mark.parametrize("send", [_after_its_head, _slowly])
+async def test_region_that_the_server_has_forgotten_is_read_over_the_socket(send: Any) -> None:
+    async with _site() as (site, client):
+        site.model.regions.clear()
+        await send(site, client, _binary(_tensor(5)))
+        reply = await client.read_response()
+        assert (reply.status, reply.body[-SIZE:]) == (200, _tensor(5))
+        assert site.ways() == {("socket", "forgotten")}
+        await until(lambda: site.model.regions)
+        await site.ends_well()
+
+
+async def test_body_without_room_is_not_placed() -> None:
+    async with _site() as (site, _):
+        site.model.may_respond.clear()
+        async with site.gateway.client() as other:
+            (endpoint,) = site.gateway.pool.endpoints
+            assert endpoint.shared_memory is not None
+            taken = endpoint.shared_memory.take(endpoint.shared_memory.size)
+            assert taken is not None
+            text = _binary(_tensor(7))
+            await other.send(text)
+            await until(lambda: len(site.model.inferred) == 2)
+            site.model.may_respond.set()
+            assert (await other.read_response()).body[-SIZE:] == _tensor(7)
+            taken.end_call()
+        assert site.ways() == {("socket", "full")}
+        await site.ends_well()
+
+
+async def test_body_that_is_longer_than_its_tensors_is_refused() -> None:
+    async with _site() as (site, client):
+        header = binary_header(SIZE - 4, binary_output=True)
+        await _after_its_head(site, client, infer_binary(header, _tensor(3)))
+        reply = await client.read_response()
+        assert reply.status == 400
+        assert f"{SIZE} bytes follow" in reply.error
+        await site.ends_well()
