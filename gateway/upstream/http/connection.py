@@ -99,9 +99,12 @@ class ServerConnection(Http1Connection):
     def reusable(self) -> bool:
         """Tell whether another request may follow a complete response.
 
-        A server may respond before it has read the whole request.
+        A server may respond before it has read the whole request. What is unsent then may be in
+        memory of the call, which is the next one's once this one is over.
         """
-        return self._keep and self._ended and not self.write_blocked
+        if not self._keep or not self._ended or self.write_blocked:
+            return False
+        return not self.transport.get_write_buffer_size()
 
     def is_stale(self) -> bool:
         """Tell whether the server has closed an idle connection, or sent something over it.

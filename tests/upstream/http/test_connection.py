@@ -216,6 +216,15 @@ async def test_unread_body_pauses_reading() -> None:
     assert connection.reusable
 
 
+async def test_connection_with_unsent_bytes_of_a_request_is_not_used_again() -> None:
+    connection, transport, _ = _expecting()
+    transport.unsent = 1
+    connection.data_received(http_response(b"early"))
+    assert not connection.reusable
+    transport.unsent = 0
+    assert connection.reusable
+
+
 # ---------------------------------------------------------------------- unexpected bytes
 
 
