@@ -147,6 +147,12 @@ class HttpResponse(ListenerResponse):
         self._closes_after = closes_after
         self._chunked = False
         self._head = b""
+        # TlsTransport encrypts later what the client does not read yet.
+        self.can_wait_until_sent = connection.transport.get_extra_info("ssl_object") is None
+
+    async def wait_until_sent(self) -> None:
+        """Wait until the kernel has all that was written."""
+        await self._connection.wait_until_sent()
 
     async def start(self, status: int, reason: str, headers: CIMultiDict[str]) -> None:
         """Write the head, together with the start of the body if that follows at once."""

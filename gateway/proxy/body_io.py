@@ -393,6 +393,20 @@ class ResponseRelay:
         """Return a reservation for what is buffered of the response."""
         return self.destination.memory_budget.reserve(self.response.record.reserved)
 
+    async def until_sent(self, relaying: Awaitable[None]) -> None:
+        """Relay a response from memory that is another call's later; return once all is sent.
+
+        If that fails, the connection is reset: it must not send what is in the memory then.
+        """
+        try:
+            await relaying
+            self.deadline.expect_client()
+            await self.response.wait_until_sent()
+        except BaseException:
+            if self.response.record.response_bytes:
+                self.response.abort()
+            raise
+
     def chunks(self) -> Chunks:
         """Yield the body of the server's response as it arrives."""
         return response_chunks(self.upstream_response, self.server, self.deadline)

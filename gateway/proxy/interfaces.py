@@ -76,6 +76,13 @@ class ClientResponse(ABC):
     The listener's response applies it, so that wrappers need not know it.
     """
 
+    can_wait_until_sent: bool = False
+    """Whether ``wait_until_sent`` works: else what is written must never change."""
+
+    async def wait_until_sent(self) -> None:
+        """Wait until the memory of all that was written may change."""
+        raise NotImplementedError
+
     @property
     def unwrapped(self) -> ClientResponse:
         """Return the response that gets the status of a gRPC call."""

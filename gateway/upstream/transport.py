@@ -114,6 +114,8 @@ class UpstreamResponse(ABC):
     headers: CIMultiDictProxy[str]
     head_delay: float = 0.0
     """Seconds between the arrival of the head and this response."""
+    lends_memory: bool = False
+    """Whether what is read lies in memory that is another call's once this one is over."""
 
     @property
     def content_length(self) -> int | None:

@@ -15,6 +15,7 @@ from gateway.proxy.admission.deadline import Deadline
 from gateway.proxy.admission.memory_budget import MemoryBudget
 from gateway.proxy.body_io import (
     ClientBody,
+    ResponseRelay,
     buffer_chunks,
     read_messages,
     response_chunks,
@@ -194,3 +195,26 @@ async def test_messages_are_read_one_by_one_and_a_part_of_one_is_refused() -> No
             seen.append(message)
             assert budget.total == len(message)
     assert (seen, budget.total) == ([b"one", b"TWO"], 0)
+
+
+class _SentLater(ScriptedClientResponse):
+    can_wait_until_sent = True
+
+    async def wait_until_sent(self) -> None:
+        self._log.append("client waits")
+        raise ConnectionResetError
+
+
+@pytest.mark.parametrize("written", [0, 1])
+async def test_lent_memory_is_sent_before_the_call_is_over_or_never(written: int) -> None:
+    scene = _call()
+    response = _SentLater(scene.log)
+    response.record.response_bytes = written
+    with Deadline(9, 9) as deadline:
+        relay = ResponseRelay(
+            ScriptedUpstreamResponse(), SERVER, response, scene.destination, deadline
+        )
+        with pytest.raises(ConnectionResetError):
+            await relay.until_sent(response.finish())
+    # What is written already must not be sent from memory that is another call's then.
+    assert scene.log == ["client has got all", "client waits", *["client is cut off"] * written]

@@ -6,6 +6,7 @@ import os
 import socket
 import time
 from collections.abc import AsyncIterator, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from gateway.system.accept_queue import (
     has_pending_handshakes,
 )
 from gateway.system.hangups import HangupWatch
+from gateway.system.sockets.connection import Connection
 from tests.support.checks.descriptors import no_descriptors
 from tests.support.doubles.iterations import iterations
 from tests.support.gateway import until
@@ -206,3 +208,35 @@ def test_without_sock_diag_handshakes_are_taken_for_pending(
         "gateway.system.accept_queue._NETLINK_SOCK_DIAG", 31
     )  # no such netlink protocol
     assert has_pending_handshakes(over_tcp)
+
+
+class _Written(Connection):
+    def data_received(self, data: bytes | memoryview) -> None:
+        raise AssertionError
+
+
+async def test_memory_of_what_was_written_may_change_once_it_is_sent(pair: Pair) -> None:
+    ours, peer = pair
+    ours.setblocking(False)
+    filled = 0
+    with suppress(BlockingIOError):
+        while True:
+            filled += ours.send(bytes(4096))
+    loop, connection, memory = asyncio.get_running_loop(), _Written(), bytearray(b"x" * 40_000)
+    await loop.create_connection(lambda: connection, sock=ours)
+    try:
+        connection.write(b"", memoryview(memory))
+        assert not connection.write_blocked  # so few bytes are never waited for
+        waiting = asyncio.create_task(connection.wait_until_sent())
+        await iterations(5)
+        assert not waiting.done()
+        received = b""
+        peer.setblocking(False)
+        while not waiting.done():
+            received += await loop.sock_recv(peer, 4096)
+        memory[:] = bytes(len(memory))
+        while len(received) < filled + len(memory):
+            received += await loop.sock_recv(peer, 2**20)
+        assert received[filled:] == b"x" * len(memory)
+    finally:
+        connection.transport.abort()

@@ -59,7 +59,7 @@ class UpstreamCall:
 
     ``record`` gets the endpoint and the attempts. ``tried`` are endpoints that have failed before;
     ``model`` is the one that the request names. ``tensors`` may go through shared memory, where
-    the request was received if it is ``placed``.
+    the request was received if it is ``placed``; of a response, see ``lends_memory``.
     Raises GatewayError: that of the last endpoint, 503 for overload, 400 for a head that no server
     of the upstream accepts.
     """
@@ -77,6 +77,7 @@ class UpstreamCall:
         model: ModelName | None = None,
         tensors: SharedTensors | None = None,
         placed: RequestSlice | None = None,
+        lends_memory: bool = False,
     ) -> None:
         self._limits = destination.concurrency_limits
         self._request = request
@@ -85,7 +86,9 @@ class UpstreamCall:
         self._shared: SharedMemoryCall | None = None
         if tensors is not None and record.capture is None:
             name = "" if model is None else model.name
-            self._shared = SharedMemoryCall(request, tensors, name, destination.scheduler, placed)
+            self._shared = SharedMemoryCall(
+                request, tensors, name, destination.scheduler, placed, lends_memory
+            )
         hash_key = destination.upstream.pool.hash_key_of(request.headers)
         self._retry = RetryState(
             destination.upstream, destination.retry_policy, list(tried), model, hash_key
@@ -216,6 +219,7 @@ def send_call(
         model=model,
         tensors=tensors,
         placed=placed,
+        lends_memory=call.response.can_wait_until_sent,
     )
 
 

@@ -251,7 +251,7 @@ class SharedMemoryCall:
 
     ``request`` is what goes over the socket; once the inputs are in a slice, its body is there, so
     that another endpoint can get it: slices stay until ``release``. Large copies take time slices
-    of ``scheduler``.
+    of ``scheduler``. Outputs are read from their slice if it ``lends_memory``, else copied.
     """
 
     def __init__(
@@ -261,8 +261,10 @@ class SharedMemoryCall:
         model: str,
         scheduler: ConversionScheduler,
         placed: RequestSlice | None = None,
+        lends_memory: bool = False,
     ) -> None:
         self.request = request
+        self._lends_memory: Final = lends_memory
         self._placed: Final = placed
         self._tensors: Final = tensors
         self._model: Final = model
@@ -315,7 +317,7 @@ class SharedMemoryCall:
             return None
         if shared.inputs is not None:
             attempt.record.sent_bytes += self._tensors.input_size
-        return await finish_response(response, shared, attempt)
+        return await finish_response(response, shared, attempt, self._lends_memory)
 
     async def _fill(
         self,
@@ -371,9 +373,9 @@ def _binary_head(head: ResponseHead, header_size: int) -> ResponseHead:
 
 
 async def finish_response(
-    response: UpstreamResponse, shared: SharedMemoryAttempt, attempt: Attempt
+    response: UpstreamResponse, shared: SharedMemoryAttempt, attempt: Attempt, lends_memory: bool
 ) -> UpstreamResponse | None:
-    """Return a response as it is without shared memory.
+    """Return a response as it is without shared memory; see ``UpstreamResponse.lends_memory``.
 
     None if the server did not know the region: nothing ran then. The response is closed on errors.
     Raises GatewayError (502) if the outputs are not where they were asked for.
@@ -387,7 +389,8 @@ async def finish_response(
             return replayed
         if shared.outputs is not None and response.status == _OK:
             document = await _read_document(response)
-            return _OutputsResponse(response, *shared.read_outputs(document))
+            header, data = shared.read_outputs(document)
+            return _OutputsResponse(response, header, data, lends_memory)
     return response
 
 
@@ -438,9 +441,14 @@ class _OutputsResponse(WrappedResponse):
     """A response in the binary form, whose data are in a slice."""
 
     def __init__(
-        self, response: UpstreamResponse, header: bytes, data: Sequence[memoryview]
+        self,
+        response: UpstreamResponse,
+        header: bytes,
+        data: Sequence[memoryview],
+        lends_memory: bool,
     ) -> None:
         super().__init__(response)
+        self.lends_memory = lends_memory
         size = len(header) + sum(map(len, data))
         headers = CIMultiDict(response.headers)
         headers.popall("Transfer-Encoding", None)
@@ -464,13 +472,15 @@ class _OutputsResponse(WrappedResponse):
         return self._read_bytes
 
     async def read(self) -> bytes | memoryview:
-        """Return the next piece of the body, copied: its reader may write it when the call is over.
+        """Return the next piece of the body, copied unless the memory is lent.
 
-        The slice may have another call's bytes by then.
+        Its reader may write it when the call is over: the slice may have another call's bytes then.
         """
-        piece = bytes(self._pieces.popleft()) if self._pieces else b""
+        if not self._pieces:
+            return b""
+        piece = self._pieces.popleft()
         self._read_bytes += len(piece)
-        return piece
+        return piece if self.lends_memory else bytes(piece)
 
 
 def _split(piece: bytes | memoryview, size: int) -> Iterator[bytes | memoryview]:

@@ -499,7 +499,10 @@ class BufferedCall:
             deadline.expect_server(server)
             try:
                 if shared is not None and shared.slices:
-                    received = await finish_response(upstream_response, shared, self._attempt)
+                    lends = response.can_wait_until_sent
+                    received = await finish_response(
+                        upstream_response, shared, self._attempt, lends
+                    )
                 if received is not None:
                     await self._pass_on(received, server, response, deadline)
                     # The status of a gRPC call came in its trailers.

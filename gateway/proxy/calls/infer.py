@@ -339,7 +339,10 @@ class InferHandler(BufferedHandler):
                 relay = replace(relay, upstream_response=response, destination=over_grpc)
             status = relay.upstream_response.status
             received.check_metadata(status, self._operation, destination)
-            await convert_response(relay)
+            if relay.upstream_response.lends_memory:
+                await relay.until_sent(convert_response(relay))
+            else:
+                await convert_response(relay)
 
 
 def make_infer_handler(scope: HandlerScope) -> InferHandler:

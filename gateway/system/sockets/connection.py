@@ -417,6 +417,19 @@ class Connection(asyncio.BufferedProtocol, ABC):
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
         self.transport.abort()
 
+    async def wait_until_sent(self) -> None:
+        """Wait until the kernel has all that was written, so that its memory may change.
+
+        Raises ConnectionResetError if the connection is closed.
+        """
+        self.flush()
+        if self.transport.get_write_buffer_size():
+            self.transport.set_write_buffer_limits(0)
+            try:
+                await self.drain()
+            finally:
+                self.transport.set_write_buffer_limits()
+
     async def drain(self) -> None:
         """Wait until the peer has read most of the written data; for one writer at a time.
 

@@ -26,8 +26,8 @@ SIZE = 4 * ELEMENTS
 EMPTY = {"in_use": 0, "quarantined": 0}
 
 
-def _tensor(number: int) -> bytes:
-    return np.full(ELEMENTS, number, "<f4").tobytes()
+def _tensor(number: int, elements: int = ELEMENTS) -> bytes:
+    return np.full(elements, number, "<f4").tobytes()
 
 
 def _binary(data: bytes) -> bytes:
@@ -35,7 +35,7 @@ def _binary(data: bytes) -> bytes:
 
 
 class _Site:
-    """A gateway in front of a model with which it shares 4 MiB."""
+    """A gateway in front of a model with which it shares memory."""
 
     def __init__(self, model: SharedMemoryModel, gateway: RunningGateway) -> None:
         self.model = model
@@ -71,9 +71,11 @@ class _Site:
 
 
 @asynccontextmanager
-async def _site() -> AsyncIterator[tuple[_Site, RawClient]]:
-    model = SharedMemoryModel(ELEMENTS)
-    upstream = {"shared_memory": {"size": "4MiB", "min_bytes": "64KiB"}}
+async def _site(
+    elements: int = ELEMENTS, size: str = "4MiB"
+) -> AsyncIterator[tuple[_Site, RawClient]]:
+    model = SharedMemoryModel(elements)
+    upstream = {"shared_memory": {"size": size, "min_bytes": "64KiB"}}
     async with served(model, model, model, upstream=upstream) as (_, gateway, client):
         site = _Site(model, gateway)
         (endpoint,) = gateway.pool.endpoints
@@ -206,3 +208,36 @@ async def test_body_that_is_longer_than_its_tensors_is_refused() -> None:
         assert reply.status == 400
         assert f"{SIZE} bytes follow" in reply.error
         await site.ends_well()
+
+
+LARGE = 4 * ELEMENTS * 8
+"""Elements of a response that is written from shared memory, and more than the kernel buffers."""
+
+
+async def test_memory_of_a_response_is_the_calls_until_its_client_has_it() -> None:
+    async with _site(LARGE, "32MiB") as (site, client):
+        large = _tensor(8, LARGE)
+        await client.send(_binary(large))
+        head = await client.head()
+        body = b""
+        while site.gateway.outstanding:
+            assert site.memory["in_use"] == 2 * len(large) + 4096
+            body += await client.reader.readexactly(4096)
+        async with site.gateway.client() as other:
+            for number in range(5):
+                reply = await other.ask(_binary(_tensor(number, LARGE)))
+                assert (reply.status, reply.body[-len(large) :]) == (200, _tensor(number, LARGE))
+        body += await client.reader.readexactly(int(head.get("Content-Length") or 0) - len(body))
+        assert body[-len(large) :] == large
+        await until(lambda: site.memory == EMPTY)
+
+
+async def test_client_that_leaves_during_its_response_gives_the_memory_back() -> None:
+    async with _site(LARGE, "32MiB") as (site, client):
+        async with site.gateway.client() as leaving:
+            await leaving.send(_binary(_tensor(8, LARGE)))
+            await leaving.head()
+        await until(lambda: site.memory == EMPTY)
+        reply = await client.ask(_binary(_tensor(9, LARGE)))
+        assert (reply.status, reply.body[-4 * LARGE :]) == (200, _tensor(9, LARGE))
+        await site.gateway.until_idle()
