@@ -75,6 +75,7 @@ MEASUREMENTS: dict[str, Callable[[Environment], list[report.Row]]] = {
     "idle": idle_connections.connections,
     "hostile": hostile_traffic.memory,
     "shared-memory": shared_memory.rows,
+    "shared-memory-1gib": shared_memory.largest,
     "workers": workers.scaling,
     "tracing": tracing.cost,
 }

@@ -20,7 +20,7 @@ from benchmarks.harness.rounds import run_rounds
 from tests.integration.triton.models import named
 from tests.integration.triton.server import TritonServer
 
-_MODELS = ("identity_fp32", "identity_fp16", "image")
+_MODELS = ("identity_fp32", "identity_fp16", "image", "versioned")
 
 Job = Callable[[], object]
 

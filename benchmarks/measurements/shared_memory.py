@@ -1,14 +1,17 @@
 """Compares binary calls through shared memory with direct ones, and JSON with and without it.
 
-The clients are http.client, one call at a time, in front of a real Triton on the same machine.
+The clients are http.client and tritonclient, one call at a time, in front of a real Triton on the
+same machine.
 """
 
 from __future__ import annotations
 
 import http.client
+import statistics
 from collections.abc import Callable
 from contextlib import ExitStack, closing
 from functools import partial
+from importlib import import_module
 
 import numpy as np
 import orjson
@@ -16,42 +19,82 @@ import orjson
 from benchmarks.harness.client import HOST, BenchmarkError
 from benchmarks.harness.environment import Environment, time_jobs
 from benchmarks.harness.processes import running_gateway
-from benchmarks.harness.requests import HEADER_LENGTH, normal
+from benchmarks.harness.requests import HEADER_LENGTH, Values, normal
 from benchmarks.harness.rounds import Ratio
 from benchmarks.report import Row, at_least, at_most
 
-_PATH = "/v2/models/image/infer"
 _SHAPE = (3, 224, 224)
+_IMAGE = int(np.prod(_SHAPE))
 _SHARED = {"size": "256MiB", "min_bytes": "128KiB"}
 _DIRECT, _LANE, _SOCKET = "direct", "shared memory", "socket"
-_BATCHES = ((1, 0.8), (8, 0.65))
-"""Images in a request, and the most that it may take of the direct call's time."""
+_BATCHES = ((1, 0.8, 40), (7, 0.65, 40), (27, 0.65, 12))
+"""Images in a request, the most that it may take of the direct call's time, and rounds."""
+_SMALL = 16_384
+"""Elements of less than ``min_bytes``."""
+_MAX_SMALL = 1.05
 _MIN_GAIN = 1.1
+_LARGEST = 2**28
+"""Elements of 1 GiB."""
+_MIN_SPEED = 3.5e9
 _IN_A_ROW = 5
+
+_Ports = dict[str, int]
 
 
 def rows(env: Environment) -> list[Row]:
-    """Measure the binary form by size, and JSON."""
+    """Measure the binary form by client and size, JSON, and small tensors."""
     with ExitStack() as stack:
-        gateways = {
-            name: stack.enter_context(
-                running_gateway(env.triton_port, access_log=True, shared=each)
-            )
-            for name, each in ((_LANE, _SHARED), (_SOCKET, None))
-        }
-        ports = {_DIRECT: env.triton_port} | {name: g.port for name, g in gateways.items()}
+        ports = {_DIRECT: env.triton_port}
+        for name, shared in ((_LANE, _SHARED), (_SOCKET, None)):
+            running = running_gateway(env.triton_port, access_log=True, shared=shared)
+            ports[name] = stack.enter_context(running).port
         return [
-            *(_binary_row(env, ports, batch, most) for batch, most in _BATCHES),
+            *(_binary_row(env, ports, *each) for each in _BATCHES),
+            *(_tritonclient_row(env, ports, *each) for each in _BATCHES[:2]),
             _json_row(env, ports),
+            _small_row(env, ports),
         ]
 
 
-def _binary_row(env: Environment, ports: dict[str, int], batch: int, most: float) -> Row:
-    times = _times(env, ports, _binary(batch), {HEADER_LENGTH: str(len(_header(batch)))})
+def largest(env: Environment) -> list[Row]:
+    """Measure requests of 1 GiB."""
+    shared = {"size": "1280MiB", "min_bytes": "128KiB"}
+    with ExitStack() as stack:
+        running = running_gateway(env.triton_port, access_log=True, shared=shared)
+        ports = {_DIRECT: env.triton_port, _LANE: stack.enter_context(running).port}
+        body, headers = _binary((_LARGEST,))
+        times = _times(env, ports, "versioned", body, headers, rounds=10, in_a_row=1)
+    speed = len(body) / _median(times[_LANE])
+    return [
+        Row(
+            "binary request of 1 GiB, through shared memory",
+            f"{len(body) / _median(times[_DIRECT]) / 1e9:.1f} GB/s",
+            f"{speed / 1e9:.1f} GB/s",
+            "",
+            at_least(speed, _MIN_SPEED, f"{_MIN_SPEED / 1e9} GB/s"),
+        )
+    ]
+
+
+def _binary_row(env: Environment, ports: _Ports, batch: int, most: float, rounds: int) -> Row:
+    body, headers = _binary((batch, *_SHAPE))
+    times = _times(env, ports, "image", body, headers, rounds)
+    return _beside_direct(f"binary, {batch * _IMAGE:,} FP32, through shared memory", times, most)
+
+
+def _tritonclient_row(env: Environment, ports: _Ports, batch: int, most: float, rounds: int) -> Row:
+    values = normal(batch * _IMAGE).reshape(batch, *_SHAPE)
+    with ExitStack() as stack:
+        jobs = {name: _tritonclient(stack, port, values) for name, port in ports.items()}
+        times = time_jobs(env.rounds(rounds), jobs, _IN_A_ROW)
+    return _beside_direct(f"the same with tritonclient, {values.size:,}", times, most)
+
+
+def _beside_direct(what: str, times: dict[str, list[float]], most: float) -> Row:
     ratio = Ratio.of(times[_LANE], times[_DIRECT])
     without = Ratio.of(times[_SOCKET], times[_DIRECT])
     return Row(
-        f"binary, {batch * int(np.prod(_SHAPE)):,} FP32, through shared memory",
+        what,
         _shown(times[_DIRECT]),
         _shown(times[_LANE]),
         f"{ratio.shown(2, 'the direct time')}; over the socket {without.median:.2f} ×",
@@ -59,14 +102,14 @@ def _binary_row(env: Environment, ports: dict[str, int], batch: int, most: float
     )
 
 
-def _json_row(env: Environment, ports: dict[str, int]) -> Row:
-    text = orjson.dumps(
-        {"inputs": [{**_spec(1), "data": normal(_count(1)).astype(float).tolist()}]}
-    )
-    times = _times(env, {name: ports[name] for name in (_LANE, _SOCKET)}, text, {})
+def _json_row(env: Environment, ports: _Ports) -> Row:
+    spec = {"name": "INPUT0", "shape": [1, *_SHAPE], "datatype": "FP32"}
+    text = orjson.dumps({"inputs": [{**spec, "data": normal(_IMAGE).astype(float).tolist()}]})
+    gateways = {name: ports[name] for name in (_LANE, _SOCKET)}
+    times = _times(env, gateways, "image", text, {})
     ratio = Ratio.of(times[_SOCKET], times[_LANE])
     return Row(
-        f"JSON, {_count(1):,} FP32, through shared memory",
+        f"JSON, {_IMAGE:,} FP32, through shared memory",
         "",
         _shown(times[_LANE]),
         ratio.shown(2, "sooner than over the socket"),
@@ -74,41 +117,69 @@ def _json_row(env: Environment, ports: dict[str, int]) -> Row:
     )
 
 
+def _small_row(env: Environment, ports: _Ports) -> Row:
+    times = _times(env, ports, "identity_fp32", *_binary((_SMALL,)))
+    ratio = Ratio.of(times[_LANE], times[_SOCKET])
+    return Row(
+        f"binary, {_SMALL:,} FP32, below min_bytes",
+        _shown(times[_DIRECT]),
+        _shown(times[_LANE]),
+        ratio.shown(2, "the time without shared memory"),
+        at_most(ratio.median, _MAX_SMALL, f"{_MAX_SMALL} ×"),
+    )
+
+
 def _times(
-    env: Environment, ports: dict[str, int], body: bytes, headers: dict[str, str]
+    env: Environment,
+    ports: _Ports,
+    model: str,
+    body: bytes,
+    headers: dict[str, str],
+    rounds: int = 40,
+    in_a_row: int = _IN_A_ROW,
 ) -> dict[str, list[float]]:
     with ExitStack() as stack:
         jobs: dict[str, Callable[[], object]] = {}
         for name, port in ports.items():
             connection = stack.enter_context(closing(http.client.HTTPConnection(HOST, port, 60)))
-            jobs[name] = partial(_call, connection, body, headers)
-        return time_jobs(env.rounds(40), jobs, _IN_A_ROW)
+            jobs[name] = partial(_call, connection, model, body, headers)
+        return time_jobs(env.rounds(rounds), jobs, in_a_row)
 
 
-def _call(connection: http.client.HTTPConnection, body: bytes, headers: dict[str, str]) -> None:
-    connection.request("POST", _PATH, body, headers)
+def _call(
+    connection: http.client.HTTPConnection, model: str, body: bytes, headers: dict[str, str]
+) -> None:
+    connection.request("POST", f"/v2/models/{model}/infer", body, headers)
     response = connection.getresponse()
     content = response.read()
     if response.status != 200:
         raise BenchmarkError(f"the response has status {response.status}: {content[:500]!r}")
 
 
-def _binary(batch: int) -> bytes:
-    return _header(batch) + normal(_count(batch)).tobytes()
+def _tritonclient(stack: ExitStack, port: int, values: Values) -> Callable[[], object]:
+    library = import_module("tritonclient.http")
+    client = stack.enter_context(closing(library.InferenceServerClient(f"{HOST}:{port}")))
+
+    def call() -> None:
+        tensor = library.InferInput("INPUT0", list(values.shape), "FP32")
+        tensor.set_data_from_numpy(values)
+        if client.infer("image", [tensor]).as_numpy("OUTPUT0").size != values.size:
+            raise BenchmarkError("tritonclient got a tensor of another size")
+
+    return call
 
 
-def _header(batch: int) -> bytes:
-    spec = {**_spec(batch), "parameters": {"binary_data_size": 4 * _count(batch)}}
-    return orjson.dumps({"inputs": [spec], "parameters": {"binary_data_output": True}})
+def _binary(shape: tuple[int, ...]) -> tuple[bytes, dict[str, str]]:
+    data = normal(int(np.prod(shape))).tobytes()
+    size = {"binary_data_size": len(data)}
+    spec = {"name": "INPUT0", "shape": shape, "datatype": "FP32", "parameters": size}
+    header = orjson.dumps({"inputs": [spec], "parameters": {"binary_data_output": True}})
+    return header + data, {HEADER_LENGTH: str(len(header))}
 
 
-def _spec(batch: int) -> dict[str, object]:
-    return {"name": "INPUT0", "shape": [batch, *_SHAPE], "datatype": "FP32"}
-
-
-def _count(batch: int) -> int:
-    return batch * int(np.prod(_SHAPE))
+def _median(times: list[float]) -> float:
+    return statistics.median(times)
 
 
 def _shown(times: list[float]) -> str:
-    return f"{sorted(times)[len(times) // 2] * 1e3:.2f} ms"
+    return f"{_median(times) * 1e3:.2f} ms"

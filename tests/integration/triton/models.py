@@ -94,7 +94,7 @@ _BATCHED = (
     _identity("batched_fp32", "FP32", 4, max_batch_size=8),
     _identity("batched_var", "FP32", -1, 4, max_batch_size=8),
     _identity("batched_bytes", "BYTES", 1, max_batch_size=8),
-    _identity("image", "FP32", 3, 224, 224, max_batch_size=8),
+    _identity("image", "FP32", 3, 224, 224, max_batch_size=64),
 )
 
 _MIXED = ("FP32", "INT64", "BYTES", "BOOL")
