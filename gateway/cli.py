@@ -146,18 +146,32 @@ def schema() -> None:
     show_default=True,
     help="Port of the gateway.",
 )
-def demo(once: bool, port: int) -> None:
+@click.option("--triton", metavar="URL", help="Compare the ways to your own Triton instead.")
+@click.option("--model", help="Its model, with inputs of numbers, for --triton.")
+def demo(once: bool, port: int, triton: str | None, model: str | None) -> None:
     """Run a demo server behind the gateway, and show example calls.
 
     After the show both keep running until Ctrl-C, with the operator's page of the gateway, and some
     calls a second for it to show.
+
+    With --triton and --model, it measures calls to a model of your own: directly, through a
+    gateway, and through a gateway that shares memory with the server.
     """
     from gateway.app.process import run
     from gateway.demo.walkthrough.client import ShowError
+    from gateway.demo.walkthrough.own_server import compare_ways
 
+    if (triton is None) != (model is None):
+        raise click.UsageError("--triton and --model go together")
     _start_logging("warning")
     with _exit_on_errors(ShowError):
-        run(_demo(once, port))
+        if triton is None or model is None:
+            run(_demo(once, port))
+            return
+        ports = _free_port(port), _free_port(_DEMO_ADMIN_PORT)
+        listen, admin = (f"127.0.0.1:{each}" for each in ports)
+        color = sys.stdout.isatty()
+        compare_ways(triton.rstrip("/"), model, (listen, admin), sys.stdout, color=color)
 
 
 @main.command()

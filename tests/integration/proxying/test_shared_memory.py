@@ -5,6 +5,7 @@ Each call carries a pattern of its own, so that a byte of another call's would b
 
 from __future__ import annotations
 
+import io
 import itertools
 import json
 import os
@@ -20,10 +21,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gateway.demo.walkthrough.own_server import compare_ways
 from tests.integration.support.client import HEADER_LENGTH, Client
 from tests.integration.support.gateway import Gateway, gateway_with_settings
 from tests.integration.triton.models import named
 from tests.integration.triton.server import HOST, SHARED_MEMORY, TritonServer
+from tests.support.addresses import free_address
 
 pytestmark = pytest.mark.triton
 
@@ -235,3 +238,10 @@ def test_region_without_room_is_told_and_calls_take_the_socket(
         assert "MiB are needed" in gateway.log
         with Client(gateway.host, gateway.port) as client:
             assert call(client, pattern(1)) == 200
+
+
+def test_demo_compares_the_ways_to_a_triton(server: TritonServer) -> None:
+    out = io.StringIO()
+    compare_ways(server.http_url, "image", (free_address(), free_address()), out, color=False)
+    assert "shared memory     yes" in out.getvalue()
+    assert out.getvalue().count("with shared memory") == 2
