@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Final
 
@@ -51,8 +51,8 @@ _DEAD_INTERVAL: Final = 30.0
 unregister a region in use ended Triton before 2.53."""
 _CLOSE_TIMEOUT: Final = 5.0
 """Seconds that ``close`` waits for slices in use."""
-_ORPHAN_TIMEOUT: Final = 300.0
-"""Seconds for which a response that nobody wants is waited for."""
+_PATIENCE: Final = 300.0
+"""Seconds after which a server is not expected to run a request any more that nobody waits for."""
 _OF_PROXIES: Final = (502, 503, 504)
 """Statuses with which a proxy before the server may give a request up that still runs."""
 _NEVER_SENT: Final = (ErrorKind.UNREACHABLE, ErrorKind.EXHAUSTED)
@@ -71,6 +71,9 @@ class SharedMemoryPolicy:
     size: int
     min_bytes: int
     dead_interval: float = _DEAD_INTERVAL
+    patience: float = _PATIENCE
+    """For so many seconds, a response is waited for that nobody wants. A region with lost slices
+    stays registered for as long after its last call."""
 
 
 class SharedMemoryLane:
@@ -88,11 +91,14 @@ class SharedMemoryLane:
         self.why_not = why_not or "it is not registered yet"
         self._is_possible: Final = not why_not
         self._region: Region | None = None
+        self._old: dict[Region, asyncio.Task[None]] = {}
+        """Regions whose calls end, and what drops them."""
         self._owner: Owner | None = None
         self._number = 0
         self._is_closed = False
-        self._may_have_left = False
-        """Whether the server may have a region that is not used."""
+        self._registered: set[str] = set()
+        """The names of all regions that the server may have."""
+        self._told = ""
         self._wake = asyncio.Event()
         self._supervisor: asyncio.Task[None] | None = None
         self._cleaner: asyncio.Task[None] | None = None
@@ -112,38 +118,48 @@ class SharedMemoryLane:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        region, owner = self._region, self._owner
+        owner, regions = self._owner, [*self._old]
+        if self._region is not None:
+            regions.append(self._region)
         self._region = self._owner = None
-        if region is not None and region.used:
-            await self._wait_until_unused(region)
+        endings = [*self._old.values()]
+        for ending in endings:
+            ending.cancel()
+        await asyncio.gather(*endings, return_exceptions=True)
+        await self._wait_until_idle(regions)
         for orphan in tuple(self._orphans):
             orphan.cancel()
         await asyncio.gather(*self._orphans, return_exceptions=True)
-        is_registered = region is not None
-        if region is not None and not region.used:
-            is_registered = not await self._unregister(region.name)
+        used = {each.name for each in regions if each.used}
+        for name in sorted(self._registered - used):
+            await self._unregister(name)
         if owner is not None:
-            owner.close(keeps_regions=is_registered or self._may_have_left)
+            owner.close(keeps_regions=bool(self._registered))
 
     @property
     def size(self) -> int:
-        """The bytes of the region; 0 without one."""
-        return 0 if self._region is None else self._region.size
+        """The bytes of the region, and of one that it has replaced; 0 without any."""
+        return sum(each.size for each in self._shared())
 
     @property
     def used(self) -> int:
         """The bytes of slices that calls or the server may use."""
-        return 0 if self._region is None else self._region.used
+        return sum(each.used for each in self._shared())
 
     def describe(self) -> dict[str, int | str]:
         """Describe it for the admin address: bytes of the region, of calls and in quarantine."""
-        quarantined = 0 if self._region is None else self._region.quarantined
+        quarantined = sum(each.quarantined for each in self._shared())
         return {
             "size": self.size,
             "in_use": self.used - quarantined,
             "quarantined": quarantined,
             "why_not": self.why_not,
         }
+
+    def _shared(self) -> list[Region]:
+        """Return the regions that the server has: that of new calls, and those before it."""
+        old = [each for each in self._old if each.name in self._registered]
+        return old if self._region is None else [self._region, *old]
 
     def take(self, size: int) -> Slice | None:
         """Return a slice; None without a region, and if it has no room."""
@@ -166,8 +182,9 @@ class SharedMemoryLane:
 
     def forget_region(self, name: str) -> None:
         """Have another region registered, as the server does not know this one."""
+        self._registered.discard(name)
         if self._region is not None and self._region.name == name:
-            self._region = None
+            self._retire()
             self.why_not = "the server has forgotten it"
             self._wake.set()
 
@@ -175,7 +192,7 @@ class SharedMemoryLane:
         """Send a request whose tensors are in slices, which are held until the server is done.
 
         That is when the whole response has come, even if nobody waits for it any more. If it never
-        comes, they stay in quarantine: the server may still read and write them.
+        comes, they are lost: the server may still read and write them.
         """
         for each in slices:
             each.hold()
@@ -185,11 +202,24 @@ class SharedMemoryLane:
         except asyncio.CancelledError:
             self.adopt(sending, slices)
             raise
-        except GatewayError as error:
-            if error.kind in _NEVER_SENT:
-                _release(slices)
+        except Exception as error:
+            self.end_failed(error, slices)
             raise
         return _SliceResponse(response, self, slices)
+
+    def end_failed(self, error: Exception, slices: Sequence[Slice]) -> None:
+        """Release the slices of a request to which no response will come, or lose them."""
+        if isinstance(error, GatewayError) and error.kind in _NEVER_SENT:
+            _release(slices)
+        else:
+            self._lose(slices)
+
+    def end_complete(self, status: int, slices: Sequence[Slice]) -> None:
+        """Release the slices of a request whose whole response has come."""
+        if status in _OF_PROXIES:
+            self._lose(slices)
+        else:
+            _release(slices)
 
     def end_unread(self, response: UpstreamResponse, slices: Sequence[Slice]) -> None:
         """Read the rest of a response that its client does not want."""
@@ -205,56 +235,125 @@ class SharedMemoryLane:
 
     def adopt(self, sending: asyncio.Future[UpstreamResponse], slices: Sequence[Slice]) -> None:
         """Start to read what no call waits for; ``close`` ends it."""
-        orphan = asyncio.create_task(_read_to_end(sending, slices))
+        orphan = asyncio.create_task(self._read_to_end(sending, slices))
         self._orphans.add(orphan)
         orphan.add_done_callback(self._orphans.discard)
 
+    async def _read_to_end(
+        self, sending: asyncio.Future[UpstreamResponse], slices: Sequence[Slice]
+    ) -> None:
+        """Wait for a response and read it; the slices are lost if it does not end well."""
+        try:
+            async with asyncio.timeout(self._policy.patience):
+                response = await sending
+                with closing(response):
+                    while await response.read():
+                        pass
+        except (TimeoutError, GatewayError) as error:
+            self.end_failed(error, slices)
+        except BaseException:
+            self._lose(slices)
+            raise
+        else:
+            self.end_complete(response.status, slices)
+
+    def _lose(self, slices: Sequence[Slice]) -> None:
+        for each in slices:
+            each.lose()
+        self._wake.set()
+
     async def _keep_registered(self) -> None:
-        told = ""
         if not self._is_possible:
             _log.info("%s: no shared memory: %s", self._endpoint.url, self.why_not)
             return
         while True:
             self._wake.clear()
-            try:
-                await self._register()
-            except (OSError, GatewayError) as error:
-                self.why_not = str(error)
-                if isinstance(error, OSError):
-                    self._clean_up()  # memory of the dead may be what there is no room for
-                if told != self.why_not:
-                    _log.info("%s: no shared memory: %s", self._endpoint.url, self.why_not)
+            if self._needs_region() and not await self._try_register():
+                await asyncio.sleep(_RETRY_INTERVAL)
             else:
-                self.why_not = ""
-                self._clean_up()
-                size = self._policy.size
-                _log.info("%s: %d MiB of shared memory", self._endpoint.url, size // 2**20)
-            told = self.why_not
-            try:
-                async with asyncio.timeout(_RETRY_INTERVAL if told else None):
-                    await self._wake.wait()
-            except TimeoutError:
-                continue
+                await self._wake.wait()
 
-    async def _register(self) -> None:
+    def _needs_region(self) -> bool:
+        """Tell whether there is none, or half of it is lost. At most two may live at a time."""
+        region = self._region
+        if region is None:
+            return len(self._old) < 2
+        return not self._old and 2 * region.lost >= region.size
+
+    async def _try_register(self) -> bool:
+        try:
+            region = await self._register()
+        except (OSError, GatewayError) as error:
+            if isinstance(error, OSError):
+                self._retire()  # there is no room for two at a time
+                self._clean_up()  # memory of the dead may be what there is no room for
+            self._tell_why_not(str(error))
+            return False
+        self._retire()
+        self._region = region
+        self.why_not = self._told = ""
+        self._clean_up()
+        _log.info("%s: %d MiB of shared memory", self._endpoint.url, region.size // 2**20)
+        return True
+
+    def _tell_why_not(self, reason: str) -> None:
+        what = "lost shared memory is not replaced"
+        if self._region is None:
+            what, self.why_not = "no shared memory", reason
+        if reason != self._told:
+            _log.info("%s: %s: %s", self._endpoint.url, what, reason)
+        self._told = reason
+
+    def _retire(self) -> None:
+        """Give no more slices of the region, and drop it when nobody uses it any more."""
+        region, self._region = self._region, None
+        if region is None:
+            return
+        self._old[region] = ending = asyncio.create_task(self._drop_unused(region))
+
+        def forget(_: asyncio.Task[None]) -> None:
+            del self._old[region]
+            self._wake.set()
+
+        ending.add_done_callback(forget)
+
+    async def _drop_unused(self, region: Region) -> None:
+        """Unregister a region long after its last call, and unmap it.
+
+        The server may still use what is lost for as long as it may run any request.
+        """
+        idle = asyncio.Event()
+        region.on_idle = idle.set
+        if not region.is_idle:
+            await idle.wait()
+        delay = self._policy.patience
+        while region.name in self._registered:
+            await asyncio.sleep(delay)
+            await self._unregister(region.name)
+            delay = _RETRY_INTERVAL
+        await asyncio.to_thread(region.close)
+
+    async def _register(self) -> Region:
         """Make a region and register it; raises OSError and GatewayError."""
         if self._owner is None:
             self._owner = Owner(self._endpoint.url)
         self._number += 1
         name, size = f"{PREFIX}{self._owner.token}-{self._number}", self._policy.size
         region = await asyncio.to_thread(_make_region, name, size)
+        self._registered.add(name)
         try:
             body = orjson.dumps({"key": region.key, "offset": 0, "byte_size": size})
             await self._post(f"{_PATH}/region/{name}/register", body)
         except _RefusedError:
+            self._registered.discard(name)
             raise
         except BaseException:
             # The server may have registered it, although its response did not come.
-            self._may_have_left |= not await self._unregister(name)
+            await self._unregister(name)
             raise
         finally:
             region.unlink()
-        self._region = region
+        return region
 
     async def _unregister(self, name: str) -> bool:
         """Unregister a region; tell whether the server has done it."""
@@ -262,6 +361,7 @@ class SharedMemoryLane:
             await self._post(f"{_PATH}/region/{name}/unregister", b"")
         except GatewayError:
             return False
+        self._registered.discard(name)
         return True
 
     async def _post(self, path: str, body: bytes) -> None:
@@ -297,10 +397,13 @@ class SharedMemoryLane:
         found = [(name, owner_of(name)) for name in names]
         return [name for name, token in found if token is not None and is_dead(token)]
 
-    async def _wait_until_unused(self, region: Region) -> None:
+    async def _wait_until_idle(self, regions: Sequence[Region]) -> None:
         deadline = asyncio.get_running_loop().time() + _CLOSE_TIMEOUT
-        while region.used and self._orphans and asyncio.get_running_loop().time() < deadline:
-            await asyncio.wait(self._orphans, timeout=_CLOSE_TIMEOUT)
+        while self._orphans and not all(each.is_idle for each in regions):
+            left = deadline - asyncio.get_running_loop().time()
+            if left <= 0:
+                break
+            await asyncio.wait(self._orphans, timeout=left, return_when="FIRST_COMPLETED")
 
 
 def _check(response: ControlResponse) -> None:
@@ -325,23 +428,6 @@ def _release(slices: Sequence[Slice]) -> None:
         each.release()
 
 
-async def _read_to_end(sending: asyncio.Future[UpstreamResponse], slices: Sequence[Slice]) -> None:
-    """Wait for a response and read it; the slices stay in quarantine if it does not end well."""
-    with suppress(TimeoutError):
-        async with asyncio.timeout(_ORPHAN_TIMEOUT):
-            try:
-                response = await sending
-            except GatewayError as error:
-                if error.kind in _NEVER_SENT:
-                    _release(slices)
-                return
-            with closing(response), suppress(GatewayError):
-                while await response.read():
-                    pass
-                if response.status not in _OF_PROXIES:
-                    _release(slices)
-
-
 class _SliceResponse(WrappedResponse):
     """A response at whose end the server is done with slices."""
 
@@ -353,7 +439,6 @@ class _SliceResponse(WrappedResponse):
         self._slices = slices
         self._received = 0
         self._ended = False
-        self._is_certain = response.status not in _OF_PROXIES
         self._is_left = False
         """Whether somebody else reads its rest."""
 
@@ -363,8 +448,7 @@ class _SliceResponse(WrappedResponse):
         self._received += len(piece)
         if not self._ended and (not piece or self._received == self.content_length):
             self._ended = True
-            if self._is_certain:
-                _release(self._slices)
+            self._lane.end_complete(self.status, self._slices)
         return piece
 
     def close(self) -> None:
@@ -422,8 +506,7 @@ class _SliceExchange(ReservedConnection):
     ) -> bool:
         """Release the slices; then the receiver has the response."""
         self._is_over = True
-        if head.status not in _OF_PROXIES:
-            _release(self._slices)
+        self._lane.end_complete(head.status, self._slices)
         self.head_delay = self._connection.head_delay
         assert self._receiver is not None
         return self._receiver.on_complete(head, body, trailers)
@@ -440,8 +523,7 @@ class _SliceExchange(ReservedConnection):
     def on_error(self, error: Exception) -> None:
         """Release the slices if the server has never got the request."""
         self._is_over = True
-        if isinstance(error, GatewayError) and error.kind in _NEVER_SENT:
-            _release(self._slices)
+        self._lane.end_failed(error, self._slices)
         assert self._receiver is not None
         self._receiver.on_error(error)
 

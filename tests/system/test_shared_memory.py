@@ -142,6 +142,54 @@ def test_slice_is_free_once_nobody_holds_it() -> None:
         assert region.take(1) is not None
 
 
+def test_lost_slice_is_never_free() -> None:
+    with region_of(4) as region:
+        part = region.take(PAGE + 1)
+        assert part is not None
+        part.hold()
+        part.lose()
+        part.lose()
+        assert (region.used, region.quarantined, region.lost) == (2 * PAGE, 0, 2 * PAGE)
+        part.end_call()
+        assert (region.used, region.quarantined, region.lost) == (2 * PAGE, 2 * PAGE, 2 * PAGE)
+
+
+def test_region_tells_when_all_slices_are_free_or_lost() -> None:
+    with region_of(4) as region:
+        first, second = region.take(1), region.take(1)
+        assert first is not None
+        assert second is not None
+        idle: list[bool] = []
+        region.on_idle = lambda: idle.append(region.is_idle)
+        first.release()
+        assert not region.is_idle
+        assert not idle
+        second.lose()
+        assert idle == [True]
+
+
+def test_closed_region_is_unmapped(folder: Path) -> None:
+    region = Region(f"tensorgate-{TOKEN}-1", PAGE)
+    part = region.take(1)
+    assert part is not None
+    part.release()
+    del part
+    region.close()
+    assert region.memory.closed
+
+
+def test_region_stays_mapped_while_somebody_has_a_view(folder: Path) -> None:
+    region = Region(f"tensorgate-{TOKEN}-1", PAGE)
+    part = region.take(1)
+    assert part is not None
+    view = part.view[:1]
+    part.release()
+    del part
+    region.close()
+    view[:] = b"x"
+    assert not region.memory.closed
+
+
 # --------------------------------------------------------------------------------- the file
 
 

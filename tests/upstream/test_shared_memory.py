@@ -4,8 +4,8 @@ import asyncio
 import json
 import mmap
 import os
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 import pytest
@@ -126,11 +126,12 @@ async def server() -> Server:
 
 @asynccontextmanager
 async def lane_to(
-    server: Server, size: int = SIZE, why_not: str = ""
+    server: Server, size: int = SIZE, why_not: str = "", patience: float = 60
 ) -> AsyncIterator[SharedMemoryLane]:
     """Start a lane; at the end it must leave no task."""
     async with no_leaks():
-        lane = SharedMemoryLane(server, SharedMemoryPolicy(size, 1, dead_interval=0), why_not)
+        policy = SharedMemoryPolicy(size, 1, dead_interval=0, patience=patience)
+        lane = SharedMemoryLane(server, policy, why_not)
         lane.start()
         try:
             yield lane
@@ -139,8 +140,8 @@ async def lane_to(
 
 
 @asynccontextmanager
-async def registered(server: Server) -> AsyncIterator[SharedMemoryLane]:
-    async with lane_to(server) as lane:
+async def registered(server: Server, patience: float = 60) -> AsyncIterator[SharedMemoryLane]:
+    async with lane_to(server, patience=patience) as lane:
         await until(lambda: lane.size)
         yield lane
 
@@ -421,6 +422,137 @@ async def test_slice_of_a_request_that_was_never_sent_is_free(
         assert lane.used == PAGE  # the call may try another endpoint
         part.release()
         assert lane.used == 0
+
+
+# --------------------------------------------------------------------------------- lost slices
+
+
+async def lose(lane: SharedMemoryLane, server: Server, size: int) -> None:
+    """Make a call whose connection breaks."""
+    part = taken(lane, size)
+    async with call(lane, server, part) as (sending, future):
+        future.set_exception(GatewayError(ErrorKind.NO_RESPONSE, "it broke"))
+        with pytest.raises(GatewayError):
+            await sending
+    part.end_call()
+
+
+@contextmanager
+def moved_away(folder: Path) -> Iterator[None]:
+    gone = folder.rename(folder.with_suffix(".gone"))
+    try:
+        yield
+    finally:
+        gone.rename(folder)
+
+
+def told(lane: SharedMemoryLane) -> tuple[object, ...]:
+    memory = lane.describe()
+    return memory["size"], memory["in_use"], memory["quarantined"]
+
+
+async def test_region_of_which_half_is_lost_is_replaced(server: Server) -> None:
+    async with registered(server) as lane:
+        before = server.own
+        await lose(lane, server, SIZE // 2 - PAGE)
+        part = taken(lane)
+        await iterations(5)
+        assert server.own == before
+        await lose(lane, server, PAGE)
+        await until(lambda: lane.size == 2 * SIZE)
+        assert before in server.regions
+        other = taken(lane, SIZE)
+        assert other.region in server.regions.keys() - {before}
+        assert told(lane) == (2 * SIZE, SIZE + PAGE, SIZE // 2)
+        part.view[:1] = b"x"
+        part.end_call()
+        other.end_call()
+        assert told(lane) == (2 * SIZE, 0, SIZE // 2)
+        assert lane.why_not == ""
+        assert server.count("unregister") == 0
+
+
+async def test_replaced_region_is_unregistered_after_its_last_call(server: Server) -> None:
+    async with registered(server, patience=0) as lane:
+        before, part = server.own, taken(lane)
+        async with call(lane, server, part) as (sending, future):
+            await lose(lane, server, SIZE // 2)
+            await until(lambda: lane.size == 2 * SIZE)
+            future.set_result(Response(b""))
+            await (await sending).read()
+            await iterations(5)
+            assert server.count("unregister") == 0
+        part.end_call()
+        await until(lambda: before not in server.regions)
+        assert server.own != before
+        assert told(lane) == (SIZE, 0, 0)
+
+
+async def test_region_is_not_replaced_while_the_one_before_is_registered(server: Server) -> None:
+    async with registered(server) as lane:
+        await lose(lane, server, SIZE // 2)
+        await until(lambda: lane.size == 2 * SIZE)
+        await lose(lane, server, SIZE // 2)
+        await iterations(20)
+        assert server.count("register") == 2
+        assert told(lane) == (2 * SIZE, 0, SIZE)
+        taken(lane, SIZE // 2).end_call()
+
+
+async def test_region_that_could_not_be_replaced_yet_is_replaced_later(server: Server) -> None:
+    async with registered(server, patience=0) as lane:
+        part = taken(lane)  # its call keeps the first region
+        await lose(lane, server, SIZE // 2)
+        await until(lambda: lane.size == 2 * SIZE)
+        await lose(lane, server, SIZE // 2)
+        part.end_call()
+        await until(lambda: server.count("register") == 3)
+        await until(lambda: told(lane) == (SIZE, 0, 0))
+
+
+async def test_response_that_does_not_come_in_time_loses_its_slice(server: Server) -> None:
+    async with registered(server, patience=0) as lane:
+        before, part = server.own, taken(lane, SIZE)
+        async with call(lane, server, part) as (sending, future):
+            sending.cancel()
+            await asyncio.wait([sending])
+            part.end_call()
+            await until(lambda: before not in server.regions)
+            assert future.cancelled()  # and so its connection is closed
+        await until(lambda: told(lane) == (SIZE, 0, 0))
+
+
+async def test_response_of_a_proxy_loses_its_slice(server: Server) -> None:
+    async with registered(server, patience=0) as lane:
+        before, part = server.own, taken(lane, SIZE)
+        async with call(lane, server, part) as (sending, future):
+            future.set_result(Response(b"", status=504))
+            await (await sending).read()
+        part.end_call()
+        await until(lambda: before not in server.regions)
+
+
+async def test_region_makes_room_for_another_where_two_have_none(
+    server: Server, folder: Path
+) -> None:
+    async with registered(server, patience=0) as lane:
+        with moved_away(folder):
+            await lose(lane, server, SIZE // 2)
+            await until(lambda: not server.regions)
+            assert lane.take(1) is None
+            assert "No such file" in lane.why_not
+            assert told(lane) == (0, 0, 0)
+
+
+async def test_forgotten_region_counts_no_more_and_is_not_unregistered(server: Server) -> None:
+    async with registered(server, patience=0) as lane:
+        before, part = server.own, taken(lane)
+        lane.forget_region(before)
+        assert told(lane) == (0, 0, 0)
+        await until(lambda: lane.size)
+        part.end_call()
+        await iterations(5)
+        assert before in server.regions  # as this server has not forgotten it in truth
 
 
 # ------------------------------------------------------------------------------------ close
