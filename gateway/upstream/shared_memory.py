@@ -53,6 +53,10 @@ _CLOSE_TIMEOUT: Final = 5.0
 """Seconds that ``close`` waits for slices in use."""
 _PATIENCE: Final = 300.0
 """Seconds after which a server is not expected to run a request any more that nobody waits for."""
+MAX_ABANDONED: Final = 64
+"""Responses that are waited for at a time although nobody wants them. Each keeps a task and a
+connection for up to ``patience``. A server that works ends them soon, and few wait at a time; with
+one that hangs, each call that is given up would add one, and lose its slices all the same."""
 _OF_PROXIES: Final = (502, 503, 504)
 """Statuses with which a proxy before the server may give a request up that still runs."""
 _NEVER_SENT: Final = (ErrorKind.UNREACHABLE, ErrorKind.EXHAUSTED)
@@ -102,6 +106,8 @@ class SharedMemoryLane:
         self._wake = asyncio.Event()
         self._supervisor: asyncio.Task[None] | None = None
         self._cleaner: asyncio.Task[None] | None = None
+        self._patience = policy.patience
+        """Seconds for which a response is waited for that nobody wants."""
         self._orphans: set[asyncio.Task[None]] = set()
         self._uncertain: set[str] = set()
         """Models whose outputs were not as their metadata say."""
@@ -234,17 +240,21 @@ class SharedMemoryLane:
         return _SliceExchange(connection, self, slices)
 
     def adopt(self, sending: asyncio.Future[UpstreamResponse], slices: Sequence[Slice]) -> None:
-        """Start to read what no call waits for; ``close`` ends it."""
-        orphan = asyncio.create_task(self._read_to_end(sending, slices))
+        """Start to read what no call waits for; ``close`` ends it.
+
+        If too many are waited for already, the connection is closed at once.
+        """
+        patience = self._patience if len(self._orphans) < MAX_ABANDONED else 0
+        orphan = asyncio.create_task(self._read_to_end(sending, slices, patience))
         self._orphans.add(orphan)
         orphan.add_done_callback(self._orphans.discard)
 
     async def _read_to_end(
-        self, sending: asyncio.Future[UpstreamResponse], slices: Sequence[Slice]
+        self, sending: asyncio.Future[UpstreamResponse], slices: Sequence[Slice], patience: float
     ) -> None:
         """Wait for a response and read it; the slices are lost if it does not end well."""
         try:
-            async with asyncio.timeout(self._policy.patience):
+            async with asyncio.timeout(patience):
                 response = await sending
                 with closing(response):
                     while await response.read():

@@ -14,7 +14,7 @@ from multidict import CIMultiDict, CIMultiDictProxy
 from gateway.errors import ErrorKind, GatewayError, bad_response
 from gateway.system import shared_memory as region
 from gateway.system.shared_memory import Owner, Slice, is_dead, owner_of
-from gateway.upstream.shared_memory import SharedMemoryLane, SharedMemoryPolicy
+from gateway.upstream.shared_memory import MAX_ABANDONED, SharedMemoryLane, SharedMemoryPolicy
 from gateway.upstream.transport import UpstreamEndpoint, UpstreamRequest, UpstreamResponse
 from tests.support.doubles.iterations import iterations
 from tests.support.doubles.shared_memory_folder import folder as folder
@@ -106,10 +106,12 @@ class Server(UpstreamEndpoint):
         return Response(b"")
 
     def _register(self, name: str, fields: dict[str, object]) -> None:
-        assert fields == {"key": f"/{name}", "offset": 0, "byte_size": SIZE}
+        size = fields.pop("byte_size")
+        assert fields == {"key": f"/{name}", "offset": 0}
+        assert isinstance(size, int)
         descriptor = os.open(region.FOLDER / name, os.O_RDWR)
         if not isinstance(self.refusal, str):
-            self.regions[name] = mmap.mmap(descriptor, SIZE)
+            self.regions[name] = mmap.mmap(descriptor, size)
         os.close(descriptor)
 
     def count(self, action: str) -> int:
@@ -437,6 +439,17 @@ async def lose(lane: SharedMemoryLane, server: Server, size: int) -> None:
     part.end_call()
 
 
+async def abandon(
+    lane: SharedMemoryLane, server: Server, part: Slice
+) -> asyncio.Future[UpstreamResponse]:
+    """Make a call that is cancelled while it waits; return the server's response to be set."""
+    async with call(lane, server, part) as (sending, future):
+        sending.cancel()
+        await asyncio.wait([sending])
+    part.end_call()
+    return future
+
+
 @contextmanager
 def moved_away(folder: Path) -> Iterator[None]:
     gone = folder.rename(folder.with_suffix(".gone"))
@@ -512,14 +525,41 @@ async def test_region_that_could_not_be_replaced_yet_is_replaced_later(server: S
 
 async def test_response_that_does_not_come_in_time_loses_its_slice(server: Server) -> None:
     async with registered(server, patience=0) as lane:
-        before, part = server.own, taken(lane, SIZE)
-        async with call(lane, server, part) as (sending, future):
-            sending.cancel()
-            await asyncio.wait([sending])
-            part.end_call()
-            await until(lambda: before not in server.regions)
-            assert future.cancelled()  # and so its connection is closed
+        before = server.own
+        future = await abandon(lane, server, taken(lane, SIZE))
+        await until(lambda: before not in server.regions)
+        assert future.cancelled()  # and so its connection is closed
         await until(lambda: told(lane) == (SIZE, 0, 0))
+
+
+async def test_hung_server_keeps_few_abandoned_calls(server: Server) -> None:
+    async with lane_to(server, size=(MAX_ABANDONED + 2) * PAGE) as lane:
+        await until(lambda: lane.size)
+        waiting = [await abandon(lane, server, taken(lane)) for _ in range(MAX_ABANDONED)]
+        late = await abandon(lane, server, taken(lane))
+        await until(late.cancelled)  # and so its connection is closed
+        assert lane.used == (MAX_ABANDONED + 1) * PAGE
+        assert not any(each.done() for each in waiting)
+        for each in waiting:
+            each.set_result(Response(b""))
+        await until(lambda: lane.used == PAGE)
+        another = await abandon(lane, server, taken(lane))
+        await iterations(5)
+        assert not another.done()
+        another.set_result(Response(b""))
+        await until(lambda: lane.used == PAGE)
+
+
+async def test_abandoned_response_above_the_limit_is_closed_unread(server: Server) -> None:
+    async with lane_to(server, size=(MAX_ABANDONED + 2) * PAGE) as lane:
+        await until(lambda: lane.size)
+        waiting = [await abandon(lane, server, taken(lane)) for _ in range(MAX_ABANDONED)]
+        sent = Response(b"bo")
+        (await respond(lane, server, sent)).close()
+        await asyncio.wait_for(sent.closed.wait(), 5)
+        for each in waiting:
+            each.set_result(Response(b""))
+        await until(lambda: lane.used == PAGE)
 
 
 async def test_response_of_a_proxy_loses_its_slice(server: Server) -> None:
