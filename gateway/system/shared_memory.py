@@ -213,14 +213,17 @@ class Region:
         """Remove its name, so that nobody else can map it."""
         self._path.unlink(missing_ok=True)
 
-    def close(self) -> None:
+    def close(self) -> bool:
         """Unmap it, to be called in a thread: 256 MiB take some 40 ms, without Python's lock.
 
-        No slice may be taken any more. Where somebody still has the view of one, the memory goes
-        with the last view.
+        No slice may be taken any more. Where somebody still has the view of one, return False: an
+        error may keep it until the next garbage collection.
         """
-        with suppress(BufferError):
+        try:
             self.memory.close()
+        except BufferError:
+            return False
+        return True
 
     def take(self, size: int) -> Slice | None:
         """Return a slice, held once; None if no gap has so many bytes, or for none."""

@@ -8,13 +8,19 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from typing import Final
 
 import orjson
 
-from gateway.errors import ErrorKind, GatewayError, describe_error, read_server_error
+from gateway.errors import (
+    ErrorKind,
+    GatewayError,
+    describe_error,
+    read_server_error,
+    strip_tracebacks,
+)
 from gateway.http1.head import ResponseHead
 from gateway.sizes import MAX_PROBE_RESPONSE, MAX_SERVER_DOCUMENT
 from gateway.system.shared_memory import (
@@ -50,7 +56,9 @@ _DEAD_INTERVAL: Final = 30.0
 """Seconds for which regions of a dead owner stay: its last requests may still run, and to
 unregister a region in use ended Triton before 2.53."""
 _CLOSE_TIMEOUT: Final = 5.0
-"""Seconds that ``close`` waits for slices in use."""
+"""Seconds that ``close`` takes at most."""
+_WAITING_SHARE: Final = 0.8
+"""How much of them it waits for slices in use; in the rest, it unregisters what is free."""
 _PATIENCE: Final = 300.0
 """Seconds after which a server is not expected to run a request any more that nobody waits for."""
 MAX_ABANDONED: Final = 64
@@ -78,6 +86,7 @@ class SharedMemoryPolicy:
     patience: float = _PATIENCE
     """For so many seconds, a response is waited for that nobody wants. A region with lost slices
     stays registered for as long after its last call."""
+    close_timeout: float = _CLOSE_TIMEOUT
 
 
 class SharedMemoryLane:
@@ -118,29 +127,38 @@ class SharedMemoryLane:
             self._supervisor = asyncio.create_task(self._keep_registered())
 
     async def close(self) -> None:
-        """Unregister the region once no call uses it, or leave it for the next start."""
+        """Unregister the regions that no call uses, and leave others for the next start."""
+        if self._is_closed:
+            return
         self._is_closed = True
-        tasks = [each for each in (self._supervisor, self._cleaner) if each is not None]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        owner, regions = self._owner, [*self._old]
-        if self._region is not None:
-            regions.append(self._region)
-        self._region = self._owner = None
-        endings = [*self._old.values()]
-        for ending in endings:
-            ending.cancel()
-        await asyncio.gather(*endings, return_exceptions=True)
-        await self._wait_until_idle(regions)
-        for orphan in tuple(self._orphans):
-            orphan.cancel()
-        await asyncio.gather(*self._orphans, return_exceptions=True)
-        used = {each.name for each in regions if each.used}
-        for name in sorted(self._registered - used):
-            await self._unregister(name)
-        if owner is not None:
-            owner.close(keeps_regions=bool(self._registered))
+        try:
+            await _end(self._supervisor, self._cleaner)
+            regions = [*self._old] if self._region is None else [self._region, *self._old]
+            self._region = None
+            await _end(*self._old.values())
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._policy.close_timeout):
+                    await self._unregister_unused(regions)
+            self._patience = 0.0
+            await asyncio.sleep(0)  # a task that has not begun could not end what it waits for
+            await _end(*self._orphans)
+            await asyncio.gather(*map(_unmap, regions))
+        finally:
+            self._region, self._patience = None, 0.0
+            for orphan in self._orphans:
+                orphan.cancel()
+            if self._owner is not None:
+                self._owner.close(keeps_regions=bool(self._registered))
+                self._owner = None
+
+    async def _unregister_unused(self, regions: Sequence[Region]) -> None:
+        """Wait for slices in use, then unregister what nobody uses."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_WAITING_SHARE * self._policy.close_timeout):
+                while self._orphans and not all(each.is_idle for each in regions):
+                    await asyncio.wait(self._orphans, return_when=asyncio.FIRST_COMPLETED)
+        unused = self._registered - {each.name for each in regions if each.used}
+        await asyncio.gather(*map(self._unregister, unused))
 
     @property
     def size(self) -> int:
@@ -260,7 +278,7 @@ class SharedMemoryLane:
                     while await response.read():
                         pass
         except (TimeoutError, GatewayError) as error:
-            self.end_failed(error, slices)
+            self.end_failed(strip_tracebacks(error), slices)
         except BaseException:
             self._lose(slices)
             raise
@@ -293,7 +311,7 @@ class SharedMemoryLane:
     async def _try_register(self) -> bool:
         try:
             region = await self._register()
-        except (OSError, GatewayError) as error:
+        except (OSError, RuntimeError, GatewayError) as error:  # there may be no thread for it
             if isinstance(error, OSError):
                 self._retire()  # there is no room for two at a time
                 self._clean_up()  # memory of the dead may be what there is no room for
@@ -336,12 +354,17 @@ class SharedMemoryLane:
         region.on_idle = idle.set
         if not region.is_idle:
             await idle.wait()
-        delay = self._policy.patience
-        while region.name in self._registered:
+        delay = self._policy.patience if region.name in self._registered else 0.0
+        is_dropped = False
+        while not is_dropped:
             await asyncio.sleep(delay)
-            await self._unregister(region.name)
+            is_dropped = await self._try_drop(region)
             delay = _RETRY_INTERVAL
-        await asyncio.to_thread(region.close)
+
+    async def _try_drop(self, region: Region) -> bool:
+        if region.name in self._registered:
+            await self._unregister(region.name)
+        return region.name not in self._registered and await _unmap(region)
 
     async def _register(self) -> Region:
         """Make a region and register it; raises OSError and GatewayError."""
@@ -357,7 +380,7 @@ class SharedMemoryLane:
         except _RefusedError:
             self._registered.discard(name)
             raise
-        except BaseException:
+        except GatewayError:
             # The server may have registered it, although its response did not come.
             await self._unregister(name)
             raise
@@ -407,14 +430,6 @@ class SharedMemoryLane:
         found = [(name, owner_of(name)) for name in names]
         return [name for name, token in found if token is not None and is_dead(token)]
 
-    async def _wait_until_idle(self, regions: Sequence[Region]) -> None:
-        deadline = asyncio.get_running_loop().time() + _CLOSE_TIMEOUT
-        while self._orphans and not all(each.is_idle for each in regions):
-            left = deadline - asyncio.get_running_loop().time()
-            if left <= 0:
-                break
-            await asyncio.wait(self._orphans, timeout=left, return_when="FIRST_COMPLETED")
-
 
 def _check(response: ControlResponse) -> None:
     if response.status != 200:
@@ -431,6 +446,22 @@ def _make_region(name: str, size: int) -> Region:
     if left < size:
         raise OSError(f"{FOLDER} has {left // 2**20} MiB left, and {size // 2**20} MiB are needed")
     return Region(name, size)
+
+
+async def _end(*tasks: asyncio.Task[None] | None) -> None:
+    """Cancel tasks, and wait for their ends."""
+    running = [each for each in tasks if each is not None]
+    for task in running:
+        task.cancel()
+    await asyncio.gather(*running, return_exceptions=True)
+
+
+async def _unmap(region: Region) -> bool:
+    """Unmap a region in a thread, as it would hold the event loop; tell whether it could be."""
+    try:
+        return region.is_idle and await asyncio.to_thread(region.close)
+    except RuntimeError:  # there is no thread for it
+        return False
 
 
 def _release(slices: Sequence[Slice]) -> None:

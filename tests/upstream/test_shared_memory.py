@@ -128,11 +128,17 @@ async def server() -> Server:
 
 @asynccontextmanager
 async def lane_to(
-    server: Server, size: int = SIZE, why_not: str = "", patience: float = 60
+    server: Server,
+    size: int = SIZE,
+    why_not: str = "",
+    patience: float = 60,
+    close_timeout: float = 5,
 ) -> AsyncIterator[SharedMemoryLane]:
     """Start a lane; at the end it must leave no task."""
     async with no_leaks():
-        policy = SharedMemoryPolicy(size, 1, dead_interval=0, patience=patience)
+        policy = SharedMemoryPolicy(
+            size, 1, dead_interval=0, patience=patience, close_timeout=close_timeout
+        )
         lane = SharedMemoryLane(server, policy, why_not)
         lane.start()
         try:
@@ -142,8 +148,10 @@ async def lane_to(
 
 
 @asynccontextmanager
-async def registered(server: Server, patience: float = 60) -> AsyncIterator[SharedMemoryLane]:
-    async with lane_to(server, patience=patience) as lane:
+async def registered(
+    server: Server, patience: float = 60, close_timeout: float = 5
+) -> AsyncIterator[SharedMemoryLane]:
+    async with lane_to(server, patience=patience, close_timeout=close_timeout) as lane:
         await until(lambda: lane.size)
         yield lane
 
@@ -429,16 +437,6 @@ async def test_slice_of_a_request_that_was_never_sent_is_free(
 # --------------------------------------------------------------------------------- lost slices
 
 
-async def lose(lane: SharedMemoryLane, server: Server, size: int) -> None:
-    """Make a call whose connection breaks."""
-    part = taken(lane, size)
-    async with call(lane, server, part) as (sending, future):
-        future.set_exception(GatewayError(ErrorKind.NO_RESPONSE, "it broke"))
-        with pytest.raises(GatewayError):
-            await sending
-    part.end_call()
-
-
 async def abandon(
     lane: SharedMemoryLane, server: Server, part: Slice
 ) -> asyncio.Future[UpstreamResponse]:
@@ -448,6 +446,13 @@ async def abandon(
         await asyncio.wait([sending])
     part.end_call()
     return future
+
+
+async def lose(lane: SharedMemoryLane, server: Server, size: int) -> None:
+    """Make a call whose connection breaks after its client is gone."""
+    future = await abandon(lane, server, taken(lane, size))
+    if not future.cancelled():
+        future.set_exception(GatewayError(ErrorKind.NO_RESPONSE, "it broke"))
 
 
 @contextmanager
@@ -519,6 +524,7 @@ async def test_region_that_could_not_be_replaced_yet_is_replaced_later(server: S
         await until(lambda: lane.size == 2 * SIZE)
         await lose(lane, server, SIZE // 2)
         part.end_call()
+        del part  # its view keeps the memory
         await until(lambda: server.count("register") == 3)
         await until(lambda: told(lane) == (SIZE, 0, 0))
 
@@ -663,6 +669,96 @@ async def test_region_that_was_being_made_leaves_no_file(server: Server, folder:
     async with lane_to(server):
         await until(lambda: names(folder))
     await until(lambda: not names(folder))
+
+
+async def test_close_does_not_wait_long_for_a_server_that_hangs(
+    server: Server, folder: Path
+) -> None:
+    async with registered(server, patience=60, close_timeout=0.2) as lane:
+        name, part = server.own, taken(lane)
+        future = await abandon(lane, server, part)
+        server.responds.clear()
+        await asyncio.wait_for(lane.close(), 2)
+        assert future.cancelled()
+        assert is_dead(owner_of(name) or "")
+
+
+async def test_unused_region_of_a_server_that_hangs_is_left_for_the_next_start(
+    server: Server, folder: Path
+) -> None:
+    async with registered(server, close_timeout=0.1) as lane:
+        name = server.own
+        server.responds.clear()
+        await asyncio.wait_for(lane.close(), 2)
+        assert server.count("unregister") == 1
+        assert names(folder) == [mark_of(name)]
+        assert is_dead(owner_of(name) or "")
+
+
+async def test_region_whose_registration_hangs_is_left_for_the_next_start(
+    server: Server, folder: Path
+) -> None:
+    server.responds.clear()
+    async with lane_to(server, close_timeout=0.1) as lane:
+        await until(lambda: server.count("register"))
+        await asyncio.wait_for(lane.close(), 2)
+        assert names(folder) == [mark_of(server.own)]
+        assert is_dead(owner_of(server.own) or "")
+
+
+async def test_close_unregisters_free_regions_beside_one_in_use(server: Server) -> None:
+    async with registered(server, close_timeout=0.1) as lane:
+        before = server.own
+        await lose(lane, server, SIZE // 2)
+        await until(lambda: lane.size == 2 * SIZE)
+        await lane.close()
+        assert list(server.regions) == [before]
+
+
+async def test_close_that_is_cancelled_leaves_nothing(server: Server, folder: Path) -> None:
+    async with registered(server) as lane:
+        name = server.own
+        future = await abandon(lane, server, taken(lane))
+        closing = asyncio.create_task(lane.close())
+        await iterations(5)
+        closing.cancel()
+        await asyncio.wait([closing])
+        await until(future.cancelled)
+        assert is_dead(owner_of(name) or "")
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+async def test_call_that_is_given_up_beside_a_close_is_ended(server: Server, when: str) -> None:
+    async with registered(server, close_timeout=0) as lane:
+        part = taken(lane)
+        async with call(lane, server, part) as (sending, future):
+            if when == "after":
+                await lane.close()
+            sending.cancel()
+            await asyncio.wait([sending])
+            await lane.close()
+            await until(future.cancelled)
+
+
+def is_mapped(name: str) -> bool:
+    return name in Path("/proc/self/maps").read_text()
+
+
+@pytest.mark.parametrize("how", ["close", "reset", "timeout", "forgotten"])
+async def test_region_that_nobody_uses_is_unmapped(server: Server, how: str) -> None:
+    async with registered(server, patience=0.01 if how == "reset" else 0) as lane:
+        name, part = server.own, taken(lane)
+        part.release()
+        part.view.release()  # the slice alone keeps the region from the garbage collector
+        if how == "close":
+            await lane.close()
+        elif how in ("reset", "timeout"):
+            await lose(lane, server, SIZE)
+        else:
+            server.regions.clear()
+            lane.forget_region(name)
+        await until(lambda: not is_mapped(name))
+        assert part.region == name
 
 
 # --------------------------------------------------------------------------- dead owners
