@@ -51,7 +51,7 @@ _PATH: Final = "/v2/systemsharedmemory"
 _TIMEOUT: Final = 10.0
 """Seconds that the server has to register a region."""
 _RETRY_INTERVAL: Final = 10.0
-"""Seconds until the next attempt to register."""
+"""Seconds until the next attempt to register or unregister."""
 _DEAD_INTERVAL: Final = 30.0
 """Seconds for which regions of a dead owner stay: its last requests may still run, and to
 unregister a region in use ended Triton before 2.53."""
@@ -67,6 +67,8 @@ connection for up to ``patience``. A server that works ends them soon, and few w
 one that hangs, each call that is given up would add one, and lose its slices all the same."""
 _OF_PROXIES: Final = (502, 503, 504)
 """Statuses with which a proxy before the server may give a request up that still runs."""
+_UNCERTAIN: Final = (400, *_OF_PROXIES)
+"""Statuses of a registration that may have been done: Triton refuses a known name with 400."""
 _NEVER_SENT: Final = (ErrorKind.UNREACHABLE, ErrorKind.EXHAUSTED)
 """Errors of requests of which the server has got nothing."""
 
@@ -87,6 +89,7 @@ class SharedMemoryPolicy:
     """For so many seconds, a response is waited for that nobody wants. A region with lost slices
     stays registered for as long after its last call."""
     close_timeout: float = _CLOSE_TIMEOUT
+    retry_interval: float = _RETRY_INTERVAL
 
 
 class SharedMemoryLane:
@@ -111,6 +114,8 @@ class SharedMemoryLane:
         self._is_closed = False
         self._registered: set[str] = set()
         """The names of all regions that the server may have."""
+        self._leftovers: set[str] = set()
+        """Those of them that never came into use."""
         self._told = ""
         self._wake = asyncio.Event()
         self._supervisor: asyncio.Task[None] | None = None
@@ -297,7 +302,7 @@ class SharedMemoryLane:
         while True:
             self._wake.clear()
             if self._needs_region() and not await self._try_register():
-                await asyncio.sleep(_RETRY_INTERVAL)
+                await asyncio.sleep(self._policy.retry_interval)
             else:
                 await self._wake.wait()
 
@@ -359,7 +364,7 @@ class SharedMemoryLane:
         while not is_dropped:
             await asyncio.sleep(delay)
             is_dropped = await self._try_drop(region)
-            delay = _RETRY_INTERVAL
+            delay = self._policy.retry_interval
 
     async def _try_drop(self, region: Region) -> bool:
         if region.name in self._registered:
@@ -377,12 +382,13 @@ class SharedMemoryLane:
         try:
             body = orjson.dumps({"key": region.key, "offset": 0, "byte_size": size})
             await self._post(f"{_PATH}/region/{name}/register", body)
-        except _RefusedError:
-            self._registered.discard(name)
-            raise
-        except GatewayError:
-            # The server may have registered it, although its response did not come.
-            await self._unregister(name)
+        except GatewayError as error:
+            if isinstance(error, _RefusedError) and error.status not in _UNCERTAIN:
+                self._registered.discard(name)
+            elif not await self._unregister(name):
+                # The server may have registered it: no response came, or it refuses a request that
+                # was sent again over another connection, as it has done the first one.
+                self._leftovers.add(name)
             raise
         finally:
             region.unlink()
@@ -395,6 +401,7 @@ class SharedMemoryLane:
         except GatewayError:
             return False
         self._registered.discard(name)
+        self._leftovers.discard(name)
         return True
 
     async def _post(self, path: str, body: bytes) -> None:
@@ -410,6 +417,8 @@ class SharedMemoryLane:
     async def _forget_dead(self) -> None:
         """Unregister the regions of owners that have died, one by one, and remove their files."""
         try:
+            for name in tuple(self._leftovers):
+                await self._unregister(name)
             dead = await self._dead_regions()
             await asyncio.sleep(self._policy.dead_interval if dead else 0)
             for name in dead:
@@ -434,11 +443,15 @@ class SharedMemoryLane:
 def _check(response: ControlResponse) -> None:
     if response.status != 200:
         message = describe_error(response.status, read_server_error(response.body))
-        raise _RefusedError(ErrorKind.BAD_RESPONSE, f"the server returned {message}")
+        raise _RefusedError(response.status, f"the server returned {message}")
 
 
 class _RefusedError(GatewayError):
-    """The server has not done what it was asked for."""
+    """The server says that it has not done what it was asked for."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(ErrorKind.BAD_RESPONSE, message)
+        self.status: Final = status
 
 
 def _make_region(name: str, size: int) -> Region:

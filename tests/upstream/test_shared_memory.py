@@ -14,12 +14,18 @@ from multidict import CIMultiDict, CIMultiDictProxy
 from gateway.errors import ErrorKind, GatewayError, bad_response
 from gateway.system import shared_memory as region
 from gateway.system.shared_memory import Owner, Slice, is_dead, owner_of
+from gateway.upstream.address import parse_server_url
+from gateway.upstream.control_client import send_control_request
+from gateway.upstream.exchange import EndpointOptions
+from gateway.upstream.http.endpoint import HttpEndpoint
 from gateway.upstream.shared_memory import MAX_ABANDONED, SharedMemoryLane, SharedMemoryPolicy
 from gateway.upstream.transport import UpstreamEndpoint, UpstreamRequest, UpstreamResponse
 from tests.support.doubles.iterations import iterations
 from tests.support.doubles.shared_memory_folder import folder as folder
 from tests.support.doubles.streaming import SERVER, URL
 from tests.support.gateway import no_leaks, until
+from tests.support.servers.scripted_server import ScriptedServer
+from tests.support.servers.shared_memory_server import SharedMemoryModel
 
 PAGE = mmap.PAGESIZE
 SIZE = 16 * PAGE
@@ -133,12 +139,11 @@ async def lane_to(
     why_not: str = "",
     patience: float = 60,
     close_timeout: float = 5,
+    retry_interval: float = 60,
 ) -> AsyncIterator[SharedMemoryLane]:
     """Start a lane; at the end it must leave no task."""
     async with no_leaks():
-        policy = SharedMemoryPolicy(
-            size, 1, dead_interval=0, patience=patience, close_timeout=close_timeout
-        )
+        policy = SharedMemoryPolicy(size, 1, 0, patience, close_timeout, retry_interval)
         lane = SharedMemoryLane(server, policy, why_not)
         lane.start()
         try:
@@ -240,6 +245,59 @@ async def test_region_whose_registration_got_no_response_is_unregistered(server:
         server.responds.set()
         await until(lambda: lane.why_not == "it closed the connection")
         assert server.count("unregister") == 1
+
+
+async def test_region_that_could_not_be_unregistered_is_so_after_the_next_registration(
+    server: Server,
+) -> None:
+    server.responds.clear()
+    async with lane_to(server, retry_interval=0.01) as lane:
+        await until(lambda: server.count("register"))
+        left = server.own
+        server.refusal = GatewayError(ErrorKind.NO_RESPONSE, "it closed the connection")
+        server.responds.set()
+        await until(lambda: server.count("unregister"))
+        assert left in server.regions
+        server.refusal = None
+        await until(lambda: lane.size)
+        await until(lambda: left not in server.regions)
+
+
+@asynccontextmanager
+async def real_server(model: SharedMemoryModel) -> AsyncIterator[HttpEndpoint]:
+    """Run a server; give its endpoint, which has a connection."""
+    async with ScriptedServer(model) as running, no_leaks():
+        endpoint = HttpEndpoint(parse_server_url(running.url), EndpointOptions(5))
+        try:
+            await send_control_request(endpoint, "/v2/models/m", 1000)
+            yield endpoint
+        finally:
+            await endpoint.close()
+
+
+async def test_region_whose_registration_was_sent_again_is_unregistered(folder: Path) -> None:
+    model = SharedMemoryModel(1)
+    model.cut_after = "register"
+    async with real_server(model) as endpoint:
+        lane = SharedMemoryLane(endpoint, SharedMemoryPolicy(SIZE, 1))
+        lane.start()
+        await until(lambda: "already in manager" in lane.why_not)
+        assert not model.regions
+        await lane.close()
+    assert not names(folder)
+
+
+async def test_region_of_a_registration_without_response_is_replaced() -> None:
+    model = SharedMemoryModel(1)
+    async with real_server(model) as endpoint:
+        await endpoint.connections.close()  # a new connection: the registration is sent once
+        model.cut_after = "register"
+        lane = SharedMemoryLane(endpoint, SharedMemoryPolicy(SIZE, 1, retry_interval=0.01))
+        lane.start()
+        await until(lambda: lane.size)
+        assert len(model.regions) == 1
+        await lane.close()
+    assert not model.regions
 
 
 async def test_memory_that_does_not_exist_is_not_asked_for(server: Server, folder: Path) -> None:
@@ -566,6 +624,20 @@ async def test_abandoned_response_above_the_limit_is_closed_unread(server: Serve
         for each in waiting:
             each.set_result(Response(b""))
         await until(lambda: lane.used == PAGE)
+
+
+async def test_region_is_unregistered_again_if_that_fails(server: Server) -> None:
+    async with lane_to(server, patience=0.01, retry_interval=0.01) as lane:
+        await until(lambda: lane.size)
+        before = server.own
+        await lose(lane, server, SIZE // 2)
+        await until(lambda: lane.size == 2 * SIZE)
+        server.refusal = GatewayError(ErrorKind.NO_RESPONSE, "it closed the connection")
+        await until(lambda: server.count("unregister") > 1)
+        assert told(lane)[0] == 2 * SIZE
+        server.refusal = None
+        await until(lambda: before not in server.regions)
+        await until(lambda: told(lane)[0] == SIZE)
 
 
 async def test_response_of_a_proxy_loses_its_slice(server: Server) -> None:
