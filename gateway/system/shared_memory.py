@@ -12,8 +12,8 @@ import os
 import re
 import secrets
 import weakref
-from collections.abc import Callable, Collection
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -37,7 +37,7 @@ class Owner:
     namespace of another container.
     """
 
-    def __init__(self, server: str = "") -> None:
+    def __init__(self, server: str) -> None:
         """Raise OSError if there is no folder for shared memory, or no place in it.
 
         ``server`` is the one that may have regions of this owner when it is dead.
@@ -49,7 +49,7 @@ class Owner:
         try:
             os.fchmod(self._descriptor, 0o644)  # whatever the umask: other users ask, too
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            os.write(self._descriptor, server.encode())
+            os.write(self._descriptor, os.fsencode(f"{server} {_network()}"))
             os.stat(self._path)  # another process may have removed it before it was locked
         except OSError:
             self.close()
@@ -57,9 +57,11 @@ class Owner:
 
     def close(self, *, keeps_regions: bool = False) -> None:
         """End it; with ``keeps_regions``, another process finds that they are nobody's."""
-        if not keeps_regions:
-            self._path.unlink(missing_ok=True)
-        os.close(self._descriptor)
+        try:
+            if not keeps_regions:
+                self._path.unlink(missing_ok=True)
+        finally:
+            os.close(self._descriptor)
 
 
 def owner_of(name: str) -> str | None:
@@ -74,38 +76,77 @@ def is_dead(token: str) -> bool:
     Without a mark nothing is known: the server may share another folder with that owner. Raises
     OSError if the mark cannot be opened.
     """
+    with _open_dead(token) as descriptor:
+        return descriptor is not None
+
+
+def dead_owners() -> dict[str, str]:
+    """Return the tokens of all owners whose marks nobody holds, and the servers of each.
+
+    A server is empty where its address may lead elsewhere from here: in another network.
+    """
+    found = {}
+    for path in FOLDER.glob(f"{PREFIX}*{_MARK}"):
+        match = _MARK_NAME.fullmatch(path.name)
+        with suppress(OSError):  # another user's, or gone
+            if match is not None and (text := _read_mark(match[1])) is not None:
+                server, _, network = text.rpartition(" ")
+                found[match[1]] = server if network == _network() else ""
+    return found
+
+
+def remove_mark(token: str) -> None:
+    """Remove the mark of a dead owner, of whose regions no server has any."""
+    # Locked, as an owner may have made it just now and be about to lock it: see its check.
+    with suppress(OSError), _open_dead(token) as descriptor:
+        if descriptor is not None:
+            _lock_path(token).unlink(missing_ok=True)
+
+
+def remove_region_files() -> None:
+    """Remove the files of regions whose owners are dead, or have ended as they should."""
+    for path in FOLDER.glob(f"{PREFIX}*"):
+        with suppress(OSError):  # another user's, or gone
+            token = owner_of(path.name)
+            if token is not None and (is_dead(token) or not _lock_path(token).exists()):
+                path.unlink(missing_ok=True)
+
+
+@contextmanager
+def _open_dead(token: str) -> Iterator[int | None]:
+    """Open the mark of a dead owner, and lock it; None without one, or if the owner lives."""
+    # The folder is open to all: the file may be anything.
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
-        descriptor = os.open(_lock_path(token), os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = os.open(_lock_path(token), flags)
     except FileNotFoundError:
-        return False
+        yield None
+        return
+    try:
+        yield descriptor if _try_lock(descriptor) else None
+    finally:
+        os.close(descriptor)
+
+
+def _try_lock(descriptor: int) -> bool:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
-    finally:
-        os.close(descriptor)
     return True
 
 
-def remove_dead_files(server: str, still_registered: Collection[str]) -> None:
-    """Remove the files of dead owners, but the marks of those whose tokens are given.
-
-    Marks of owners of another ``server`` stay: it may have regions of theirs.
-    """
-    for path in FOLDER.glob(f"{PREFIX}*"):
-        with suppress(OSError):  # another user's, or gone
-            if _is_useless(path, server, still_registered):
-                path.unlink(missing_ok=True)
+def _read_mark(token: str) -> str | None:
+    with _open_dead(token) as descriptor:
+        return None if descriptor is None else os.fsdecode(os.read(descriptor, _PAGE))
 
 
-def _is_useless(path: Path, server: str, still_registered: Collection[str]) -> bool:
-    if (token := owner_of(path.name)) is not None:
-        # The owner of a region without a mark has ended as it should.
-        return is_dead(token) or not _lock_path(token).exists()
-    mark = _MARK_NAME.fullmatch(path.name)
-    if mark is None or mark[1] in still_registered or not is_dead(mark[1]):
-        return False
-    return path.read_text() in (server, "")
+def _network() -> str:
+    """Name the network namespace: an address leads to the same server only within it."""
+    try:
+        return os.readlink("/proc/self/ns/net")
+    except OSError:
+        return ""
 
 
 def _lock_path(token: str) -> Path:

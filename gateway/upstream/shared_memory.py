@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 from collections.abc import Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ import orjson
 from gateway.errors import (
     ErrorKind,
     GatewayError,
+    bad_response,
     describe_error,
     read_server_error,
     strip_tracebacks,
@@ -29,11 +31,13 @@ from gateway.system.shared_memory import (
     Owner,
     Region,
     Slice,
-    is_dead,
+    dead_owners,
     owner_of,
-    remove_dead_files,
+    remove_mark,
+    remove_region_files,
     shared_memory_left,
 )
+from gateway.upstream.address import TcpAddress, parse_server_url
 from gateway.upstream.control_client import ControlResponse, send_control_request
 from gateway.upstream.exchange import ResponseFuture
 from gateway.upstream.transport import (
@@ -55,6 +59,7 @@ _RETRY_INTERVAL: Final = 10.0
 _DEAD_INTERVAL: Final = 30.0
 """Seconds for which regions of a dead owner stay: its last requests may still run, and to
 unregister a region in use ended Triton before 2.53."""
+_CONNECT_TIMEOUT: Final = 1.0
 _CLOSE_TIMEOUT: Final = 5.0
 """Seconds that ``close`` takes at most."""
 _WAITING_SHARE: Final = 0.8
@@ -419,25 +424,51 @@ class SharedMemoryLane:
         try:
             for name in tuple(self._leftovers):
                 await self._unregister(name)
-            dead = await self._dead_regions()
+            owners = dead_owners()  # before the server is asked: it gets no more of theirs
+            names = await self._list_regions()
+            dead = {name: owner for name in names if (owner := owner_of(name)) in owners}
             await asyncio.sleep(self._policy.dead_interval if dead else 0)
             for name in dead:
                 await self._unregister(name)
-            left = {owner_of(name) or "" for name in await self._dead_regions()}
-            remove_dead_files(self._endpoint.url, left)
+            left = {owner_of(name) for name in await self._list_regions()}
         except (OSError, GatewayError) as error:
             _log.warning("%s: old shared memory stays: %s", self._endpoint.url, error)
+            return
+        known = {self._endpoint.url: True}
+        for token, server in owners.items():
+            if token in left:
+                continue
+            if server not in known:
+                known[server] = await asyncio.to_thread(_is_gone, server)
+            if known[server] or token in dead.values():
+                remove_mark(token)
+        remove_region_files()
 
-    async def _dead_regions(self) -> list[str]:
+    async def _list_regions(self) -> list[str]:
         path = f"{_PATH}/status"
         response = await send_control_request(self._endpoint, path, MAX_SERVER_DOCUMENT, _TIMEOUT)
         _check(response)
-        try:
-            names = [str(each["name"]) for each in orjson.loads(response.body)]
-        except (ValueError, TypeError, KeyError):
-            return []
-        found = [(name, owner_of(name)) for name in names]
-        return [name for name, token in found if token is not None and is_dead(token)]
+        with suppress(ValueError, TypeError, KeyError):
+            if isinstance(listed := orjson.loads(response.body), list):
+                return [str(each["name"]) for each in listed]
+        raise bad_response("the server sent no list of shared memory regions")
+
+
+def _is_gone(server: str) -> bool:
+    """Tell whether nobody listens at the address of a server on this machine.
+
+    Then its process has ended, or is about to; a region lives no longer than the process that has
+    mapped it. One that has started there since then has none of a dead owner.
+    """
+    try:
+        address = parse_server_url(server.replace("https:", "http:", 1).partition(" ")[0])
+        if isinstance(address, TcpAddress) and address.is_local:
+            socket.create_connection((address.host, address.port), _CONNECT_TIMEOUT).close()
+    except ConnectionRefusedError:
+        return True
+    except (OSError, ValueError):
+        pass
+    return False
 
 
 def _check(response: ControlResponse) -> None:

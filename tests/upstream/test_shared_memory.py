@@ -839,7 +839,7 @@ async def test_region_that_nobody_uses_is_unmapped(server: Server, how: str) -> 
 async def test_regions_of_dead_owners_are_unregistered_one_by_one(
     server: Server, folder: Path
 ) -> None:
-    dead, living = Owner(), Owner()
+    dead, living = Owner(URL), Owner(URL)
     dead.close(keeps_regions=True)
     gone = [f"tensorgate-{dead.token}-{number}" for number in (1, 2)]
     kept = [f"tensorgate-{living.token}-1", "other-0123456789abcdef-1", "tensorgate-1", "input"]
@@ -857,13 +857,51 @@ async def test_regions_of_dead_owners_are_unregistered_one_by_one(
     living.close()
 
 
-@pytest.mark.parametrize("status", [b"", b"[", b"{}", b'{"error":"x"}', b"[1]", b'[{"key":""}]'])
-async def test_status_that_lists_no_regions_harms_nothing(
-    server: Server, folder: Path, status: bytes
+@pytest.mark.parametrize("status", [b"[", b"{}", b'{"error":"x"}', b"[1]", b'[{"key":""}]'])
+async def test_status_that_is_no_list_of_regions_removes_no_mark(
+    server: Server, folder: Path, status: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     server.status = status
-    dead = Owner()
+    dead = Owner(URL)
     dead.close(keeps_regions=True)
     async with registered(server) as lane:
-        await until(lambda: names(folder) == [mark_of(server.own)])
+        await until(lambda: "old shared memory stays" in caplog.text)
+        assert mark_of(f"tensorgate-{dead.token}-1") in names(folder)
         assert lane.take(1) is not None
+
+
+async def test_mark_of_a_dead_owner_goes_once_its_server_has_none_of_its_regions(
+    server: Server, folder: Path
+) -> None:
+    Owner(URL).close(keeps_regions=True)
+    async with registered(server):
+        await until(lambda: names(folder) == [mark_of(server.own)])
+
+
+async def test_mark_of_a_dead_owner_goes_once_nobody_listens_at_its_server(
+    server: Server, folder: Path
+) -> None:
+    async with ScriptedServer() as living, ScriptedServer() as gone:
+        owners = [Owner(living.url), Owner(gone.url), Owner("http://192.0.2.1:1"), Owner("unix:/x")]
+        for each in owners:
+            each.close(keeps_regions=True)
+        kept = [f"tensorgate-{each.token}.owner" for each in owners if each is not owners[1]]
+        await gone.__aexit__(None, None, None)
+        async with registered(server):
+            await until(lambda: names(folder) == sorted([*kept, mark_of(server.own)]))
+
+
+async def test_mark_of_an_owner_that_is_killed_after_the_server_was_asked_stays(
+    server: Server, folder: Path
+) -> None:
+    other = Owner(URL)
+    server.regions = {f"tensorgate-{other.token}-1": None}
+    server.responds.clear()
+    async with lane_to(server):
+        await until(lambda: server.count("register"))
+        server.responds.set()
+        await until(lambda: server.count("status"))
+        other.close(keeps_regions=True)
+        await until(lambda: server.count("status") == 2)
+        await iterations(20)
+        assert f"tensorgate-{other.token}.owner" in names(folder)
