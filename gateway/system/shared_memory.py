@@ -12,8 +12,8 @@ import os
 import re
 import secrets
 import weakref
-from collections.abc import Collection
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -37,7 +37,7 @@ class Owner:
     namespace of another container.
     """
 
-    def __init__(self, server: str = "") -> None:
+    def __init__(self, server: str) -> None:
         """Raise OSError if there is no folder for shared memory, or no place in it.
 
         ``server`` is the one that may have regions of this owner when it is dead.
@@ -49,7 +49,7 @@ class Owner:
         try:
             os.fchmod(self._descriptor, 0o644)  # whatever the umask: other users ask, too
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            os.write(self._descriptor, server.encode())
+            os.write(self._descriptor, os.fsencode(f"{server} {_network()}"))
             os.stat(self._path)  # another process may have removed it before it was locked
         except OSError:
             self.close()
@@ -57,9 +57,11 @@ class Owner:
 
     def close(self, *, keeps_regions: bool = False) -> None:
         """End it; with ``keeps_regions``, another process finds that they are nobody's."""
-        if not keeps_regions:
-            self._path.unlink(missing_ok=True)
-        os.close(self._descriptor)
+        try:
+            if not keeps_regions:
+                self._path.unlink(missing_ok=True)
+        finally:
+            os.close(self._descriptor)
 
 
 def owner_of(name: str) -> str | None:
@@ -74,38 +76,77 @@ def is_dead(token: str) -> bool:
     Without a mark nothing is known: the server may share another folder with that owner. Raises
     OSError if the mark cannot be opened.
     """
+    with _open_dead(token) as descriptor:
+        return descriptor is not None
+
+
+def dead_owners() -> dict[str, str]:
+    """Return the tokens of all owners whose marks nobody holds, and the servers of each.
+
+    A server is empty where its address may lead elsewhere from here: in another network.
+    """
+    found = {}
+    for path in FOLDER.glob(f"{PREFIX}*{_MARK}"):
+        match = _MARK_NAME.fullmatch(path.name)
+        with suppress(OSError):  # another user's, or gone
+            if match is not None and (text := _read_mark(match[1])) is not None:
+                server, _, network = text.rpartition(" ")
+                found[match[1]] = server if network == _network() else ""
+    return found
+
+
+def remove_mark(token: str) -> None:
+    """Remove the mark of a dead owner, of whose regions no server has any."""
+    # Locked, as an owner may have made it just now and be about to lock it: see its check.
+    with suppress(OSError), _open_dead(token) as descriptor:
+        if descriptor is not None:
+            _lock_path(token).unlink(missing_ok=True)
+
+
+def remove_region_files() -> None:
+    """Remove the files of regions whose owners are dead, or have ended as they should."""
+    for path in FOLDER.glob(f"{PREFIX}*"):
+        with suppress(OSError):  # another user's, or gone
+            token = owner_of(path.name)
+            if token is not None and (is_dead(token) or not _lock_path(token).exists()):
+                path.unlink(missing_ok=True)
+
+
+@contextmanager
+def _open_dead(token: str) -> Iterator[int | None]:
+    """Open the mark of a dead owner, and lock it; None without one, or if the owner lives."""
+    # The folder is open to all: the file may be anything.
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
-        descriptor = os.open(_lock_path(token), os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = os.open(_lock_path(token), flags)
     except FileNotFoundError:
-        return False
+        yield None
+        return
+    try:
+        yield descriptor if _try_lock(descriptor) else None
+    finally:
+        os.close(descriptor)
+
+
+def _try_lock(descriptor: int) -> bool:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
-    finally:
-        os.close(descriptor)
     return True
 
 
-def remove_dead_files(server: str, still_registered: Collection[str]) -> None:
-    """Remove the files of dead owners, but the marks of those whose tokens are given.
-
-    Marks of owners of another ``server`` stay: it may have regions of theirs.
-    """
-    for path in FOLDER.glob(f"{PREFIX}*"):
-        with suppress(OSError):  # another user's, or gone
-            if _is_useless(path, server, still_registered):
-                path.unlink(missing_ok=True)
+def _read_mark(token: str) -> str | None:
+    with _open_dead(token) as descriptor:
+        return None if descriptor is None else os.fsdecode(os.read(descriptor, _PAGE))
 
 
-def _is_useless(path: Path, server: str, still_registered: Collection[str]) -> bool:
-    if (token := owner_of(path.name)) is not None:
-        # The owner of a region without a mark has ended as it should.
-        return is_dead(token) or not _lock_path(token).exists()
-    mark = _MARK_NAME.fullmatch(path.name)
-    if mark is None or mark[1] in still_registered or not is_dead(mark[1]):
-        return False
-    return path.read_text() in (server, "")
+def _network() -> str:
+    """Name the network namespace: an address leads to the same server only within it."""
+    try:
+        return os.readlink("/proc/self/ns/net")
+    except OSError:
+        return ""
 
 
 def _lock_path(token: str) -> Path:
@@ -118,7 +159,7 @@ class Slice:
     The call that took it holds it from the start.
     """
 
-    __slots__ = ("_holders", "_region", "is_quarantined", "offset", "size", "view")
+    __slots__ = ("_holders", "_is_lost", "_region", "is_quarantined", "offset", "size", "view")
 
     def __init__(self, region: Region, offset: int, size: int) -> None:
         self._region = region
@@ -127,6 +168,7 @@ class Slice:
         """The bytes that were asked for."""
         self.view: Final = memoryview(region.memory)[offset : offset + size]
         self._holders = 1
+        self._is_lost = False
         self.is_quarantined = False
         """Its call has ended, and the server may still use it."""
 
@@ -144,6 +186,12 @@ class Slice:
         self._holders -= 1
         if not self._holders:
             self._region.give_back(self)
+
+    def lose(self) -> None:
+        """Hold it for ever: the server will never say that it is done with it."""
+        if not self._is_lost:
+            self._is_lost = True
+            self._region.lose(self)
 
     def end_call(self) -> None:
         """Release it for the call that took it; if the server still holds it, in quarantine."""
@@ -185,6 +233,10 @@ class Region:
         """Bytes of the slices that somebody holds."""
         self.quarantined = 0
         """Those of them that only the server may still use."""
+        self.lost = 0
+        """Those of them that are held for ever."""
+        self.on_idle: Callable[[], None] | None = None
+        """Called when the last slice is free or lost."""
         self._gaps = [(0, size)]
         """Where free bytes begin, and how many there are, in order."""
 
@@ -193,9 +245,26 @@ class Region:
         """The name by which shm_open(3) finds it."""
         return f"/{self.name}"
 
+    @property
+    def is_idle(self) -> bool:
+        """Tell whether all slices are free or lost."""
+        return self.used == self.lost
+
     def unlink(self) -> None:
         """Remove its name, so that nobody else can map it."""
         self._path.unlink(missing_ok=True)
+
+    def close(self) -> bool:
+        """Unmap it, to be called in a thread: 256 MiB take some 40 ms, without Python's lock.
+
+        No slice may be taken any more. Where somebody still has the view of one, return False: an
+        error may keep it until the next garbage collection.
+        """
+        try:
+            self.memory.close()
+        except BufferError:
+            return False
+        return True
 
     def take(self, size: int) -> Slice | None:
         """Return a slice, held once; None if no gap has so many bytes, or for none."""
@@ -214,6 +283,11 @@ class Region:
         part.is_quarantined = True
         self.quarantined += _in_pages(part.size)
 
+    def lose(self, part: Slice) -> None:
+        """Count a slice as one that is held for ever."""
+        self.lost += _in_pages(part.size)
+        self._tell_if_idle()
+
     def give_back(self, part: Slice) -> None:
         """Free a slice that nobody holds."""
         size = _in_pages(part.size)
@@ -229,6 +303,11 @@ class Region:
             i -= 1
             start = gaps.pop(i)[0]
         gaps.insert(i, (start, end - start))
+        self._tell_if_idle()
+
+    def _tell_if_idle(self) -> None:
+        if self.on_idle is not None and self.is_idle:
+            self.on_idle()
 
 
 def _in_pages(size: int) -> int:

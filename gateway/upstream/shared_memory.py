@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 from collections.abc import Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
@@ -14,7 +15,14 @@ from typing import Final
 
 import orjson
 
-from gateway.errors import ErrorKind, GatewayError, describe_error, read_server_error
+from gateway.errors import (
+    ErrorKind,
+    GatewayError,
+    bad_response,
+    describe_error,
+    read_server_error,
+    strip_tracebacks,
+)
 from gateway.http1.head import ResponseHead
 from gateway.sizes import MAX_PROBE_RESPONSE, MAX_SERVER_DOCUMENT
 from gateway.system.shared_memory import (
@@ -23,11 +31,13 @@ from gateway.system.shared_memory import (
     Owner,
     Region,
     Slice,
-    is_dead,
+    dead_owners,
     owner_of,
-    remove_dead_files,
+    remove_mark,
+    remove_region_files,
     shared_memory_left,
 )
+from gateway.upstream.address import TcpAddress, parse_server_url
 from gateway.upstream.control_client import ControlResponse, send_control_request
 from gateway.upstream.exchange import ResponseFuture
 from gateway.upstream.transport import (
@@ -45,16 +55,25 @@ _PATH: Final = "/v2/systemsharedmemory"
 _TIMEOUT: Final = 10.0
 """Seconds that the server has to register a region."""
 _RETRY_INTERVAL: Final = 10.0
-"""Seconds until the next attempt to register."""
+"""Seconds until the next attempt to register or unregister."""
 _DEAD_INTERVAL: Final = 30.0
 """Seconds for which regions of a dead owner stay: its last requests may still run, and to
 unregister a region in use ended Triton before 2.53."""
+_CONNECT_TIMEOUT: Final = 1.0
 _CLOSE_TIMEOUT: Final = 5.0
-"""Seconds that ``close`` waits for slices in use."""
-_ORPHAN_TIMEOUT: Final = 300.0
-"""Seconds for which a response that nobody wants is waited for."""
+"""Seconds that ``close`` takes at most."""
+_WAITING_SHARE: Final = 0.8
+"""How much of them it waits for slices in use; in the rest, it unregisters what is free."""
+_PATIENCE: Final = 300.0
+"""Seconds after which a server is not expected to run a request any more that nobody waits for."""
+MAX_ABANDONED: Final = 64
+"""Responses that are waited for at a time although nobody wants them. Each keeps a task and a
+connection for up to ``patience``. A server that works ends them soon, and few wait at a time; with
+one that hangs, each call that is given up would add one, and lose its slices all the same."""
 _OF_PROXIES: Final = (502, 503, 504)
 """Statuses with which a proxy before the server may give a request up that still runs."""
+_UNCERTAIN: Final = (400, *_OF_PROXIES)
+"""Statuses of a registration that may have been done: Triton refuses a known name with 400."""
 _NEVER_SENT: Final = (ErrorKind.UNREACHABLE, ErrorKind.EXHAUSTED)
 """Errors of requests of which the server has got nothing."""
 
@@ -71,6 +90,11 @@ class SharedMemoryPolicy:
     size: int
     min_bytes: int
     dead_interval: float = _DEAD_INTERVAL
+    patience: float = _PATIENCE
+    """For so many seconds, a response is waited for that nobody wants. A region with lost slices
+    stays registered for as long after its last call."""
+    close_timeout: float = _CLOSE_TIMEOUT
+    retry_interval: float = _RETRY_INTERVAL
 
 
 class SharedMemoryLane:
@@ -88,14 +112,21 @@ class SharedMemoryLane:
         self.why_not = why_not or "it is not registered yet"
         self._is_possible: Final = not why_not
         self._region: Region | None = None
+        self._old: dict[Region, asyncio.Task[None]] = {}
+        """Regions whose calls end, and what drops them."""
         self._owner: Owner | None = None
         self._number = 0
         self._is_closed = False
-        self._may_have_left = False
-        """Whether the server may have a region that is not used."""
+        self._registered: set[str] = set()
+        """The names of all regions that the server may have."""
+        self._leftovers: set[str] = set()
+        """Those of them that never came into use."""
+        self._told = ""
         self._wake = asyncio.Event()
         self._supervisor: asyncio.Task[None] | None = None
         self._cleaner: asyncio.Task[None] | None = None
+        self._patience = policy.patience
+        """Seconds for which a response is waited for that nobody wants."""
         self._orphans: set[asyncio.Task[None]] = set()
         self._uncertain: set[str] = set()
         """Models whose outputs were not as their metadata say."""
@@ -106,44 +137,63 @@ class SharedMemoryLane:
             self._supervisor = asyncio.create_task(self._keep_registered())
 
     async def close(self) -> None:
-        """Unregister the region once no call uses it, or leave it for the next start."""
+        """Unregister the regions that no call uses, and leave others for the next start."""
+        if self._is_closed:
+            return
         self._is_closed = True
-        tasks = [each for each in (self._supervisor, self._cleaner) if each is not None]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        region, owner = self._region, self._owner
-        self._region = self._owner = None
-        if region is not None and region.used:
-            await self._wait_until_unused(region)
-        for orphan in tuple(self._orphans):
-            orphan.cancel()
-        await asyncio.gather(*self._orphans, return_exceptions=True)
-        is_registered = region is not None
-        if region is not None and not region.used:
-            is_registered = not await self._unregister(region.name)
-        if owner is not None:
-            owner.close(keeps_regions=is_registered or self._may_have_left)
+        try:
+            await _end(self._supervisor, self._cleaner)
+            regions = [*self._old] if self._region is None else [self._region, *self._old]
+            self._region = None
+            await _end(*self._old.values())
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._policy.close_timeout):
+                    await self._unregister_unused(regions)
+            self._patience = 0.0
+            await asyncio.sleep(0)  # a task that has not begun could not end what it waits for
+            await _end(*self._orphans)
+            await asyncio.gather(*map(_unmap, regions))
+        finally:
+            self._region, self._patience = None, 0.0
+            for orphan in self._orphans:
+                orphan.cancel()
+            if self._owner is not None:
+                self._owner.close(keeps_regions=bool(self._registered))
+                self._owner = None
+
+    async def _unregister_unused(self, regions: Sequence[Region]) -> None:
+        """Wait for slices in use, then unregister what nobody uses."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_WAITING_SHARE * self._policy.close_timeout):
+                while self._orphans and not all(each.is_idle for each in regions):
+                    await asyncio.wait(self._orphans, return_when=asyncio.FIRST_COMPLETED)
+        unused = self._registered - {each.name for each in regions if each.used}
+        await asyncio.gather(*map(self._unregister, unused))
 
     @property
     def size(self) -> int:
-        """The bytes of the region; 0 without one."""
-        return 0 if self._region is None else self._region.size
+        """The bytes of the region, and of one that it has replaced; 0 without any."""
+        return sum(each.size for each in self._shared())
 
     @property
     def used(self) -> int:
         """The bytes of slices that calls or the server may use."""
-        return 0 if self._region is None else self._region.used
+        return sum(each.used for each in self._shared())
 
     def describe(self) -> dict[str, int | str]:
         """Describe it for the admin address: bytes of the region, of calls and in quarantine."""
-        quarantined = 0 if self._region is None else self._region.quarantined
+        quarantined = sum(each.quarantined for each in self._shared())
         return {
             "size": self.size,
             "in_use": self.used - quarantined,
             "quarantined": quarantined,
             "why_not": self.why_not,
         }
+
+    def _shared(self) -> list[Region]:
+        """Return the regions that the server has: that of new calls, and those before it."""
+        old = [each for each in self._old if each.name in self._registered]
+        return old if self._region is None else [self._region, *old]
 
     def take(self, size: int) -> Slice | None:
         """Return a slice; None without a region, and if it has no room."""
@@ -166,8 +216,9 @@ class SharedMemoryLane:
 
     def forget_region(self, name: str) -> None:
         """Have another region registered, as the server does not know this one."""
+        self._registered.discard(name)
         if self._region is not None and self._region.name == name:
-            self._region = None
+            self._retire()
             self.why_not = "the server has forgotten it"
             self._wake.set()
 
@@ -175,7 +226,7 @@ class SharedMemoryLane:
         """Send a request whose tensors are in slices, which are held until the server is done.
 
         That is when the whole response has come, even if nobody waits for it any more. If it never
-        comes, they stay in quarantine: the server may still read and write them.
+        comes, they are lost: the server may still read and write them.
         """
         for each in slices:
             each.hold()
@@ -185,11 +236,24 @@ class SharedMemoryLane:
         except asyncio.CancelledError:
             self.adopt(sending, slices)
             raise
-        except GatewayError as error:
-            if error.kind in _NEVER_SENT:
-                _release(slices)
+        except Exception as error:
+            self.end_failed(error, slices)
             raise
         return _SliceResponse(response, self, slices)
+
+    def end_failed(self, error: Exception, slices: Sequence[Slice]) -> None:
+        """Release the slices of a request to which no response will come, or lose them."""
+        if isinstance(error, GatewayError) and error.kind in _NEVER_SENT:
+            _release(slices)
+        else:
+            self._lose(slices)
+
+    def end_complete(self, status: int, slices: Sequence[Slice]) -> None:
+        """Release the slices of a request whose whole response has come."""
+        if status in _OF_PROXIES:
+            self._lose(slices)
+        else:
+            _release(slices)
 
     def end_unread(self, response: UpstreamResponse, slices: Sequence[Slice]) -> None:
         """Read the rest of a response that its client does not want."""
@@ -204,57 +268,136 @@ class SharedMemoryLane:
         return _SliceExchange(connection, self, slices)
 
     def adopt(self, sending: asyncio.Future[UpstreamResponse], slices: Sequence[Slice]) -> None:
-        """Start to read what no call waits for; ``close`` ends it."""
-        orphan = asyncio.create_task(_read_to_end(sending, slices))
+        """Start to read what no call waits for; ``close`` ends it.
+
+        If too many are waited for already, the connection is closed at once.
+        """
+        patience = self._patience if len(self._orphans) < MAX_ABANDONED else 0
+        orphan = asyncio.create_task(self._read_to_end(sending, slices, patience))
         self._orphans.add(orphan)
         orphan.add_done_callback(self._orphans.discard)
 
+    async def _read_to_end(
+        self, sending: asyncio.Future[UpstreamResponse], slices: Sequence[Slice], patience: float
+    ) -> None:
+        """Wait for a response and read it; the slices are lost if it does not end well."""
+        try:
+            async with asyncio.timeout(patience):
+                response = await sending
+                with closing(response):
+                    while await response.read():
+                        pass
+        except (TimeoutError, GatewayError) as error:
+            self.end_failed(strip_tracebacks(error), slices)
+        except BaseException:
+            self._lose(slices)
+            raise
+        else:
+            self.end_complete(response.status, slices)
+
+    def _lose(self, slices: Sequence[Slice]) -> None:
+        for each in slices:
+            each.lose()
+        self._wake.set()
+
     async def _keep_registered(self) -> None:
-        told = ""
         if not self._is_possible:
             _log.info("%s: no shared memory: %s", self._endpoint.url, self.why_not)
             return
         while True:
             self._wake.clear()
-            try:
-                await self._register()
-            except (OSError, GatewayError) as error:
-                self.why_not = str(error)
-                if isinstance(error, OSError):
-                    self._clean_up()  # memory of the dead may be what there is no room for
-                if told != self.why_not:
-                    _log.info("%s: no shared memory: %s", self._endpoint.url, self.why_not)
+            if self._needs_region() and not await self._try_register():
+                await asyncio.sleep(self._policy.retry_interval)
             else:
-                self.why_not = ""
-                self._clean_up()
-                size = self._policy.size
-                _log.info("%s: %d MiB of shared memory", self._endpoint.url, size // 2**20)
-            told = self.why_not
-            try:
-                async with asyncio.timeout(_RETRY_INTERVAL if told else None):
-                    await self._wake.wait()
-            except TimeoutError:
-                continue
+                await self._wake.wait()
 
-    async def _register(self) -> None:
+    def _needs_region(self) -> bool:
+        """Tell whether there is none, or half of it is lost. At most two may live at a time."""
+        region = self._region
+        if region is None:
+            return len(self._old) < 2
+        return not self._old and 2 * region.lost >= region.size
+
+    async def _try_register(self) -> bool:
+        try:
+            region = await self._register()
+        except (OSError, RuntimeError, GatewayError) as error:  # there may be no thread for it
+            if isinstance(error, OSError):
+                self._retire()  # there is no room for two at a time
+                self._clean_up()  # memory of the dead may be what there is no room for
+            self._tell_why_not(str(error))
+            return False
+        self._retire()
+        self._region = region
+        self.why_not = self._told = ""
+        self._clean_up()
+        _log.info("%s: %d MiB of shared memory", self._endpoint.url, region.size // 2**20)
+        return True
+
+    def _tell_why_not(self, reason: str) -> None:
+        what = "lost shared memory is not replaced"
+        if self._region is None:
+            what, self.why_not = "no shared memory", reason
+        if reason != self._told:
+            _log.info("%s: %s: %s", self._endpoint.url, what, reason)
+        self._told = reason
+
+    def _retire(self) -> None:
+        """Give no more slices of the region, and drop it when nobody uses it any more."""
+        region, self._region = self._region, None
+        if region is None:
+            return
+        self._old[region] = ending = asyncio.create_task(self._drop_unused(region))
+
+        def forget(_: asyncio.Task[None]) -> None:
+            del self._old[region]
+            self._wake.set()
+
+        ending.add_done_callback(forget)
+
+    async def _drop_unused(self, region: Region) -> None:
+        """Unregister a region long after its last call, and unmap it.
+
+        The server may still use what is lost for as long as it may run any request.
+        """
+        idle = asyncio.Event()
+        region.on_idle = idle.set
+        if not region.is_idle:
+            await idle.wait()
+        delay = self._policy.patience if region.name in self._registered else 0.0
+        is_dropped = False
+        while not is_dropped:
+            await asyncio.sleep(delay)
+            is_dropped = await self._try_drop(region)
+            delay = self._policy.retry_interval
+
+    async def _try_drop(self, region: Region) -> bool:
+        if region.name in self._registered:
+            await self._unregister(region.name)
+        return region.name not in self._registered and await _unmap(region)
+
+    async def _register(self) -> Region:
         """Make a region and register it; raises OSError and GatewayError."""
         if self._owner is None:
             self._owner = Owner(self._endpoint.url)
         self._number += 1
         name, size = f"{PREFIX}{self._owner.token}-{self._number}", self._policy.size
         region = await asyncio.to_thread(_make_region, name, size)
+        self._registered.add(name)
         try:
             body = orjson.dumps({"key": region.key, "offset": 0, "byte_size": size})
             await self._post(f"{_PATH}/region/{name}/register", body)
-        except _RefusedError:
-            raise
-        except BaseException:
-            # The server may have registered it, although its response did not come.
-            self._may_have_left |= not await self._unregister(name)
+        except GatewayError as error:
+            if isinstance(error, _RefusedError) and error.status not in _UNCERTAIN:
+                self._registered.discard(name)
+            elif not await self._unregister(name):
+                # The server may have registered it: no response came, or it refuses a request that
+                # was sent again over another connection, as it has done the first one.
+                self._leftovers.add(name)
             raise
         finally:
             region.unlink()
-        self._region = region
+        return region
 
     async def _unregister(self, name: str) -> bool:
         """Unregister a region; tell whether the server has done it."""
@@ -262,6 +405,8 @@ class SharedMemoryLane:
             await self._post(f"{_PATH}/region/{name}/unregister", b"")
         except GatewayError:
             return False
+        self._registered.discard(name)
+        self._leftovers.discard(name)
         return True
 
     async def _post(self, path: str, body: bytes) -> None:
@@ -277,40 +422,67 @@ class SharedMemoryLane:
     async def _forget_dead(self) -> None:
         """Unregister the regions of owners that have died, one by one, and remove their files."""
         try:
-            dead = await self._dead_regions()
+            for name in tuple(self._leftovers):
+                await self._unregister(name)
+            owners = dead_owners()  # before the server is asked: it gets no more of theirs
+            names = await self._list_regions()
+            dead = {name: owner for name in names if (owner := owner_of(name)) in owners}
             await asyncio.sleep(self._policy.dead_interval if dead else 0)
             for name in dead:
                 await self._unregister(name)
-            left = {owner_of(name) or "" for name in await self._dead_regions()}
-            remove_dead_files(self._endpoint.url, left)
+            left = {owner_of(name) for name in await self._list_regions()}
         except (OSError, GatewayError) as error:
             _log.warning("%s: old shared memory stays: %s", self._endpoint.url, error)
+            return
+        known = {self._endpoint.url: True}
+        for token, server in owners.items():
+            if token in left:
+                continue
+            if server not in known:
+                known[server] = await asyncio.to_thread(_is_gone, server)
+            if known[server] or token in dead.values():
+                remove_mark(token)
+        remove_region_files()
 
-    async def _dead_regions(self) -> list[str]:
+    async def _list_regions(self) -> list[str]:
         path = f"{_PATH}/status"
         response = await send_control_request(self._endpoint, path, MAX_SERVER_DOCUMENT, _TIMEOUT)
         _check(response)
-        try:
-            names = [str(each["name"]) for each in orjson.loads(response.body)]
-        except (ValueError, TypeError, KeyError):
-            return []
-        found = [(name, owner_of(name)) for name in names]
-        return [name for name, token in found if token is not None and is_dead(token)]
+        with suppress(ValueError, TypeError, KeyError):
+            if isinstance(listed := orjson.loads(response.body), list):
+                return [str(each["name"]) for each in listed]
+        raise bad_response("the server sent no list of shared memory regions")
 
-    async def _wait_until_unused(self, region: Region) -> None:
-        deadline = asyncio.get_running_loop().time() + _CLOSE_TIMEOUT
-        while region.used and self._orphans and asyncio.get_running_loop().time() < deadline:
-            await asyncio.wait(self._orphans, timeout=_CLOSE_TIMEOUT)
+
+def _is_gone(server: str) -> bool:
+    """Tell whether nobody listens at the address of a server on this machine.
+
+    Then its process has ended, or is about to; a region lives no longer than the process that has
+    mapped it. One that has started there since then has none of a dead owner.
+    """
+    try:
+        address = parse_server_url(server.replace("https:", "http:", 1).partition(" ")[0])
+        if isinstance(address, TcpAddress) and address.is_local:
+            socket.create_connection((address.host, address.port), _CONNECT_TIMEOUT).close()
+    except ConnectionRefusedError:
+        return True
+    except (OSError, ValueError):
+        pass
+    return False
 
 
 def _check(response: ControlResponse) -> None:
     if response.status != 200:
         message = describe_error(response.status, read_server_error(response.body))
-        raise _RefusedError(ErrorKind.BAD_RESPONSE, f"the server returned {message}")
+        raise _RefusedError(response.status, f"the server returned {message}")
 
 
 class _RefusedError(GatewayError):
-    """The server has not done what it was asked for."""
+    """The server says that it has not done what it was asked for."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(ErrorKind.BAD_RESPONSE, message)
+        self.status: Final = status
 
 
 def _make_region(name: str, size: int) -> Region:
@@ -320,26 +492,25 @@ def _make_region(name: str, size: int) -> Region:
     return Region(name, size)
 
 
+async def _end(*tasks: asyncio.Task[None] | None) -> None:
+    """Cancel tasks, and wait for their ends."""
+    running = [each for each in tasks if each is not None]
+    for task in running:
+        task.cancel()
+    await asyncio.gather(*running, return_exceptions=True)
+
+
+async def _unmap(region: Region) -> bool:
+    """Unmap a region in a thread, as it would hold the event loop; tell whether it could be."""
+    try:
+        return region.is_idle and await asyncio.to_thread(region.close)
+    except RuntimeError:  # there is no thread for it
+        return False
+
+
 def _release(slices: Sequence[Slice]) -> None:
     for each in slices:
         each.release()
-
-
-async def _read_to_end(sending: asyncio.Future[UpstreamResponse], slices: Sequence[Slice]) -> None:
-    """Wait for a response and read it; the slices stay in quarantine if it does not end well."""
-    with suppress(TimeoutError):
-        async with asyncio.timeout(_ORPHAN_TIMEOUT):
-            try:
-                response = await sending
-            except GatewayError as error:
-                if error.kind in _NEVER_SENT:
-                    _release(slices)
-                return
-            with closing(response), suppress(GatewayError):
-                while await response.read():
-                    pass
-                if response.status not in _OF_PROXIES:
-                    _release(slices)
 
 
 class _SliceResponse(WrappedResponse):
@@ -353,7 +524,6 @@ class _SliceResponse(WrappedResponse):
         self._slices = slices
         self._received = 0
         self._ended = False
-        self._is_certain = response.status not in _OF_PROXIES
         self._is_left = False
         """Whether somebody else reads its rest."""
 
@@ -363,8 +533,7 @@ class _SliceResponse(WrappedResponse):
         self._received += len(piece)
         if not self._ended and (not piece or self._received == self.content_length):
             self._ended = True
-            if self._is_certain:
-                _release(self._slices)
+            self._lane.end_complete(self.status, self._slices)
         return piece
 
     def close(self) -> None:
@@ -422,8 +591,7 @@ class _SliceExchange(ReservedConnection):
     ) -> bool:
         """Release the slices; then the receiver has the response."""
         self._is_over = True
-        if head.status not in _OF_PROXIES:
-            _release(self._slices)
+        self._lane.end_complete(head.status, self._slices)
         self.head_delay = self._connection.head_delay
         assert self._receiver is not None
         return self._receiver.on_complete(head, body, trailers)
@@ -440,8 +608,7 @@ class _SliceExchange(ReservedConnection):
     def on_error(self, error: Exception) -> None:
         """Release the slices if the server has never got the request."""
         self._is_over = True
-        if isinstance(error, GatewayError) and error.kind in _NEVER_SENT:
-            _release(self._slices)
+        self._lane.end_failed(error, self._slices)
         assert self._receiver is not None
         self._receiver.on_error(error)
 

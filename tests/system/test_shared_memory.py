@@ -17,15 +17,18 @@ from gateway.system.shared_memory import (
     Owner,
     Region,
     Slice,
+    dead_owners,
     is_dead,
     owner_of,
-    remove_dead_files,
+    remove_mark,
+    remove_region_files,
     shared_memory_left,
 )
 from tests.support.doubles.shared_memory_folder import folder as folder
 
 PAGE = mmap.PAGESIZE
 TOKEN = "0123456789abcdef"
+SERVER = "http://127.0.0.1:8000"
 
 
 @contextmanager
@@ -142,6 +145,55 @@ def test_slice_is_free_once_nobody_holds_it() -> None:
         assert region.take(1) is not None
 
 
+def test_lost_slice_is_never_free() -> None:
+    with region_of(4) as region:
+        part = region.take(PAGE + 1)
+        assert part is not None
+        part.hold()
+        part.lose()
+        part.lose()
+        assert (region.used, region.quarantined, region.lost) == (2 * PAGE, 0, 2 * PAGE)
+        part.end_call()
+        assert (region.used, region.quarantined, region.lost) == (2 * PAGE, 2 * PAGE, 2 * PAGE)
+
+
+def test_region_tells_when_all_slices_are_free_or_lost() -> None:
+    with region_of(4) as region:
+        first, second = region.take(1), region.take(1)
+        assert first is not None
+        assert second is not None
+        idle: list[bool] = []
+        region.on_idle = lambda: idle.append(region.is_idle)
+        first.release()
+        assert not region.is_idle
+        assert not idle
+        second.lose()
+        assert idle == [True]
+
+
+def test_closed_region_is_unmapped(folder: Path) -> None:
+    region = Region(f"tensorgate-{TOKEN}-1", PAGE)
+    part = region.take(1)
+    assert part is not None
+    part.release()
+    del part
+    assert region.close()
+    assert region.memory.closed
+
+
+def test_region_stays_mapped_while_somebody_has_a_view(folder: Path) -> None:
+    region = Region(f"tensorgate-{TOKEN}-1", PAGE)
+    part = region.take(1)
+    assert part is not None
+    view = part.view[:1]
+    part.release()
+    del part
+    assert not region.close()
+    view[:] = b"x"
+    del view
+    assert region.close()
+
+
 # --------------------------------------------------------------------------------- the file
 
 
@@ -230,7 +282,7 @@ import sys
 from pathlib import Path
 from gateway.system import shared_memory as region
 region.FOLDER = Path(sys.argv[1])
-owner = region.Owner()
+owner = region.Owner("http://127.0.0.1:8000")
 made = region.Region(f"tensorgate-{owner.token}-1", 4096)
 print(owner.token, flush=True)
 sys.stdin.read()
@@ -255,7 +307,7 @@ def files_of(token: str) -> set[str]:
 
 
 def test_owner_lives_until_it_is_closed(folder: Path) -> None:
-    owner, other = Owner(), Owner()
+    owner, other = Owner(SERVER), Owner(SERVER)
     assert owner.token != other.token
     assert not is_dead(owner.token)
     assert not is_dead(owner.token)  # asking has not ended it
@@ -267,7 +319,7 @@ def test_owner_lives_until_it_is_closed(folder: Path) -> None:
 
 
 def test_owner_without_regions_leaves_no_mark(folder: Path) -> None:
-    Owner().close()
+    Owner(SERVER).close()
     assert not names(folder)
 
 
@@ -285,7 +337,7 @@ def test_owner_whose_mark_cannot_be_opened_is_not_taken_for_dead(folder: Path) -
 def test_mark_can_be_read_by_all_users(folder: Path) -> None:
     umask = os.umask(0o077)
     try:
-        owner = Owner()
+        owner = Owner(SERVER)
     finally:
         os.umask(umask)
     mark = folder / f"tensorgate-{owner.token}.owner"
@@ -293,10 +345,19 @@ def test_mark_can_be_read_by_all_users(folder: Path) -> None:
     owner.close()
 
 
+def remove_all() -> None:
+    """Remove all that may be removed if no server has a region any more."""
+    for token in [*dead_owners(), TOKEN]:
+        remove_mark(token)
+    remove_region_files()
+
+
 def test_files_of_a_living_owner_stay(folder: Path) -> None:
     with other_process(folder) as (_, token):
         assert not is_dead(token)
-        remove_dead_files("", ())
+        assert not dead_owners()
+        remove_mark(token)
+        remove_all()
         assert names(folder) == files_of(token)
 
 
@@ -306,23 +367,42 @@ def test_files_of_a_killed_owner_go(folder: Path) -> None:
         process.wait()
         assert names(folder) == files_of(token)
         assert is_dead(token)
-        remove_dead_files("", ())
-        assert not names(folder)
-
-
-def test_mark_stays_as_long_as_a_server_has_a_region_of_its_owner(folder: Path) -> None:
-    with other_process(folder) as (process, token):
-        process.kill()
-        process.wait()
-        remove_dead_files("", {token})
+        assert dead_owners() == {token: SERVER}
+        remove_region_files()
         assert names(folder) == {f"tensorgate-{token}.owner"}
-        remove_dead_files("", {TOKEN})
+        remove_mark(token)
         assert not names(folder)
+
+
+def test_server_of_a_mark_from_another_network_is_not_known(folder: Path) -> None:
+    owner = Owner(SERVER)
+    owner.close(keeps_regions=True)
+    mark = folder / f"tensorgate-{owner.token}.owner"
+    assert dead_owners() == {owner.token: SERVER}
+    mark.write_text(f"{SERVER} net:[1]")
+    assert dead_owners() == {owner.token: ""}
+
+
+@pytest.mark.parametrize("content", [b"", b" ", b"\xff", b"\xff " * 10_000])
+def test_mark_with_any_content_is_read(folder: Path, content: bytes) -> None:
+    (folder / f"tensorgate-{TOKEN}.owner").write_bytes(content)
+    assert dead_owners() == {TOKEN: ""}
+
+
+def test_mark_that_is_no_file_harms_nothing(folder: Path) -> None:
+    os.mkfifo(folder / f"tensorgate-{TOKEN}.owner")
+    other = "f" * 16
+    (folder / f"tensorgate-{other}.owner").mkdir()
+    owner = Owner(SERVER)
+    owner.close(keeps_regions=True)
+    assert dead_owners()[owner.token] == SERVER
+    remove_all()
+    assert f"tensorgate-{owner.token}.owner" not in names(folder)
 
 
 def test_region_whose_owner_has_ended_as_it_should_goes(folder: Path) -> None:
     with region_of(1) as region:
-        remove_dead_files("", ())
+        remove_region_files()
         assert not (folder / region.name).exists()
 
 
@@ -340,15 +420,6 @@ def test_slice_is_in_quarantine_once_only_the_server_may_use_it() -> None:
         assert (region.used, region.quarantined) == (0, 0)
 
 
-def test_mark_of_an_owner_at_another_server_stays(folder: Path) -> None:
-    owner = Owner("http://one")
-    owner.close(keeps_regions=True)
-    remove_dead_files("http://two", ())
-    assert names(folder) == {f"tensorgate-{owner.token}.owner"}
-    remove_dead_files("http://one", ())
-    assert not names(folder)
-
-
 def test_files_of_others_stay(folder: Path) -> None:
     others = {
         "tensorgate",
@@ -364,5 +435,5 @@ def test_files_of_others_stay(folder: Path) -> None:
     }
     for name in others:
         (folder / name).touch()
-    remove_dead_files("", ())
+    remove_all()
     assert names(folder) == others

@@ -4,8 +4,8 @@ import asyncio
 import json
 import mmap
 import os
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 import pytest
@@ -14,12 +14,18 @@ from multidict import CIMultiDict, CIMultiDictProxy
 from gateway.errors import ErrorKind, GatewayError, bad_response
 from gateway.system import shared_memory as region
 from gateway.system.shared_memory import Owner, Slice, is_dead, owner_of
-from gateway.upstream.shared_memory import SharedMemoryLane, SharedMemoryPolicy
+from gateway.upstream.address import parse_server_url
+from gateway.upstream.control_client import send_control_request
+from gateway.upstream.exchange import EndpointOptions
+from gateway.upstream.http.endpoint import HttpEndpoint
+from gateway.upstream.shared_memory import MAX_ABANDONED, SharedMemoryLane, SharedMemoryPolicy
 from gateway.upstream.transport import UpstreamEndpoint, UpstreamRequest, UpstreamResponse
 from tests.support.doubles.iterations import iterations
 from tests.support.doubles.shared_memory_folder import folder as folder
 from tests.support.doubles.streaming import SERVER, URL
 from tests.support.gateway import no_leaks, until
+from tests.support.servers.scripted_server import ScriptedServer
+from tests.support.servers.shared_memory_server import SharedMemoryModel
 
 PAGE = mmap.PAGESIZE
 SIZE = 16 * PAGE
@@ -106,10 +112,12 @@ class Server(UpstreamEndpoint):
         return Response(b"")
 
     def _register(self, name: str, fields: dict[str, object]) -> None:
-        assert fields == {"key": f"/{name}", "offset": 0, "byte_size": SIZE}
+        size = fields.pop("byte_size")
+        assert fields == {"key": f"/{name}", "offset": 0}
+        assert isinstance(size, int)
         descriptor = os.open(region.FOLDER / name, os.O_RDWR)
         if not isinstance(self.refusal, str):
-            self.regions[name] = mmap.mmap(descriptor, SIZE)
+            self.regions[name] = mmap.mmap(descriptor, size)
         os.close(descriptor)
 
     def count(self, action: str) -> int:
@@ -126,11 +134,17 @@ async def server() -> Server:
 
 @asynccontextmanager
 async def lane_to(
-    server: Server, size: int = SIZE, why_not: str = ""
+    server: Server,
+    size: int = SIZE,
+    why_not: str = "",
+    patience: float = 60,
+    close_timeout: float = 5,
+    retry_interval: float = 60,
 ) -> AsyncIterator[SharedMemoryLane]:
     """Start a lane; at the end it must leave no task."""
     async with no_leaks():
-        lane = SharedMemoryLane(server, SharedMemoryPolicy(size, 1, dead_interval=0), why_not)
+        policy = SharedMemoryPolicy(size, 1, 0, patience, close_timeout, retry_interval)
+        lane = SharedMemoryLane(server, policy, why_not)
         lane.start()
         try:
             yield lane
@@ -139,8 +153,10 @@ async def lane_to(
 
 
 @asynccontextmanager
-async def registered(server: Server) -> AsyncIterator[SharedMemoryLane]:
-    async with lane_to(server) as lane:
+async def registered(
+    server: Server, patience: float = 60, close_timeout: float = 5
+) -> AsyncIterator[SharedMemoryLane]:
+    async with lane_to(server, patience=patience, close_timeout=close_timeout) as lane:
         await until(lambda: lane.size)
         yield lane
 
@@ -229,6 +245,59 @@ async def test_region_whose_registration_got_no_response_is_unregistered(server:
         server.responds.set()
         await until(lambda: lane.why_not == "it closed the connection")
         assert server.count("unregister") == 1
+
+
+async def test_region_that_could_not_be_unregistered_is_so_after_the_next_registration(
+    server: Server,
+) -> None:
+    server.responds.clear()
+    async with lane_to(server, retry_interval=0.01) as lane:
+        await until(lambda: server.count("register"))
+        left = server.own
+        server.refusal = GatewayError(ErrorKind.NO_RESPONSE, "it closed the connection")
+        server.responds.set()
+        await until(lambda: server.count("unregister"))
+        assert left in server.regions
+        server.refusal = None
+        await until(lambda: lane.size)
+        await until(lambda: left not in server.regions)
+
+
+@asynccontextmanager
+async def real_server(model: SharedMemoryModel) -> AsyncIterator[HttpEndpoint]:
+    """Run a server; give its endpoint, which has a connection."""
+    async with ScriptedServer(model) as running, no_leaks():
+        endpoint = HttpEndpoint(parse_server_url(running.url), EndpointOptions(5))
+        try:
+            await send_control_request(endpoint, "/v2/models/m", 1000)
+            yield endpoint
+        finally:
+            await endpoint.close()
+
+
+async def test_region_whose_registration_was_sent_again_is_unregistered(folder: Path) -> None:
+    model = SharedMemoryModel(1)
+    model.cut_after = "register"
+    async with real_server(model) as endpoint:
+        lane = SharedMemoryLane(endpoint, SharedMemoryPolicy(SIZE, 1))
+        lane.start()
+        await until(lambda: "already in manager" in lane.why_not)
+        assert not model.regions
+        await lane.close()
+    assert not names(folder)
+
+
+async def test_region_of_a_registration_without_response_is_replaced() -> None:
+    model = SharedMemoryModel(1)
+    async with real_server(model) as endpoint:
+        await endpoint.connections.close()  # a new connection: the registration is sent once
+        model.cut_after = "register"
+        lane = SharedMemoryLane(endpoint, SharedMemoryPolicy(SIZE, 1, retry_interval=0.01))
+        lane.start()
+        await until(lambda: lane.size)
+        assert len(model.regions) == 1
+        await lane.close()
+    assert not model.regions
 
 
 async def test_memory_that_does_not_exist_is_not_asked_for(server: Server, folder: Path) -> None:
@@ -423,6 +492,187 @@ async def test_slice_of_a_request_that_was_never_sent_is_free(
         assert lane.used == 0
 
 
+# --------------------------------------------------------------------------------- lost slices
+
+
+async def abandon(
+    lane: SharedMemoryLane, server: Server, part: Slice
+) -> asyncio.Future[UpstreamResponse]:
+    """Make a call that is cancelled while it waits; return the server's response to be set."""
+    async with call(lane, server, part) as (sending, future):
+        sending.cancel()
+        await asyncio.wait([sending])
+    part.end_call()
+    return future
+
+
+async def lose(lane: SharedMemoryLane, server: Server, size: int) -> None:
+    """Make a call whose connection breaks after its client is gone."""
+    future = await abandon(lane, server, taken(lane, size))
+    if not future.cancelled():
+        future.set_exception(GatewayError(ErrorKind.NO_RESPONSE, "it broke"))
+
+
+@contextmanager
+def moved_away(folder: Path) -> Iterator[None]:
+    gone = folder.rename(folder.with_suffix(".gone"))
+    try:
+        yield
+    finally:
+        gone.rename(folder)
+
+
+def told(lane: SharedMemoryLane) -> tuple[object, ...]:
+    memory = lane.describe()
+    return memory["size"], memory["in_use"], memory["quarantined"]
+
+
+async def test_region_of_which_half_is_lost_is_replaced(server: Server) -> None:
+    async with registered(server) as lane:
+        before = server.own
+        await lose(lane, server, SIZE // 2 - PAGE)
+        part = taken(lane)
+        await iterations(5)
+        assert server.own == before
+        await lose(lane, server, PAGE)
+        await until(lambda: lane.size == 2 * SIZE)
+        assert before in server.regions
+        other = taken(lane, SIZE)
+        assert other.region in server.regions.keys() - {before}
+        assert told(lane) == (2 * SIZE, SIZE + PAGE, SIZE // 2)
+        part.view[:1] = b"x"
+        part.end_call()
+        other.end_call()
+        assert told(lane) == (2 * SIZE, 0, SIZE // 2)
+        assert lane.why_not == ""
+        assert server.count("unregister") == 0
+
+
+async def test_replaced_region_is_unregistered_after_its_last_call(server: Server) -> None:
+    async with registered(server, patience=0) as lane:
+        before, part = server.own, taken(lane)
+        async with call(lane, server, part) as (sending, future):
+            await lose(lane, server, SIZE // 2)
+            await until(lambda: lane.size == 2 * SIZE)
+            future.set_result(Response(b""))
+            await (await sending).read()
+            await iterations(5)
+            assert server.count("unregister") == 0
+        part.end_call()
+        await until(lambda: before not in server.regions)
+        assert server.own != before
+        assert told(lane) == (SIZE, 0, 0)
+
+
+async def test_region_is_not_replaced_while_the_one_before_is_registered(server: Server) -> None:
+    async with registered(server) as lane:
+        await lose(lane, server, SIZE // 2)
+        await until(lambda: lane.size == 2 * SIZE)
+        await lose(lane, server, SIZE // 2)
+        await iterations(20)
+        assert server.count("register") == 2
+        assert told(lane) == (2 * SIZE, 0, SIZE)
+        taken(lane, SIZE // 2).end_call()
+
+
+async def test_region_that_could_not_be_replaced_yet_is_replaced_later(server: Server) -> None:
+    async with registered(server, patience=0) as lane:
+        part = taken(lane)  # its call keeps the first region
+        await lose(lane, server, SIZE // 2)
+        await until(lambda: lane.size == 2 * SIZE)
+        await lose(lane, server, SIZE // 2)
+        part.end_call()
+        del part  # its view keeps the memory
+        await until(lambda: server.count("register") == 3)
+        await until(lambda: told(lane) == (SIZE, 0, 0))
+
+
+async def test_response_that_does_not_come_in_time_loses_its_slice(server: Server) -> None:
+    async with registered(server, patience=0) as lane:
+        before = server.own
+        future = await abandon(lane, server, taken(lane, SIZE))
+        await until(lambda: before not in server.regions)
+        assert future.cancelled()  # and so its connection is closed
+        await until(lambda: told(lane) == (SIZE, 0, 0))
+
+
+async def test_hung_server_keeps_few_abandoned_calls(server: Server) -> None:
+    async with lane_to(server, size=(MAX_ABANDONED + 2) * PAGE) as lane:
+        await until(lambda: lane.size)
+        waiting = [await abandon(lane, server, taken(lane)) for _ in range(MAX_ABANDONED)]
+        late = await abandon(lane, server, taken(lane))
+        await until(late.cancelled)  # and so its connection is closed
+        assert lane.used == (MAX_ABANDONED + 1) * PAGE
+        assert not any(each.done() for each in waiting)
+        for each in waiting:
+            each.set_result(Response(b""))
+        await until(lambda: lane.used == PAGE)
+        another = await abandon(lane, server, taken(lane))
+        await iterations(5)
+        assert not another.done()
+        another.set_result(Response(b""))
+        await until(lambda: lane.used == PAGE)
+
+
+async def test_abandoned_response_above_the_limit_is_closed_unread(server: Server) -> None:
+    async with lane_to(server, size=(MAX_ABANDONED + 2) * PAGE) as lane:
+        await until(lambda: lane.size)
+        waiting = [await abandon(lane, server, taken(lane)) for _ in range(MAX_ABANDONED)]
+        sent = Response(b"bo")
+        (await respond(lane, server, sent)).close()
+        await asyncio.wait_for(sent.closed.wait(), 5)
+        for each in waiting:
+            each.set_result(Response(b""))
+        await until(lambda: lane.used == PAGE)
+
+
+async def test_region_is_unregistered_again_if_that_fails(server: Server) -> None:
+    async with lane_to(server, patience=0.01, retry_interval=0.01) as lane:
+        await until(lambda: lane.size)
+        before = server.own
+        await lose(lane, server, SIZE // 2)
+        await until(lambda: lane.size == 2 * SIZE)
+        server.refusal = GatewayError(ErrorKind.NO_RESPONSE, "it closed the connection")
+        await until(lambda: server.count("unregister") > 1)
+        assert told(lane)[0] == 2 * SIZE
+        server.refusal = None
+        await until(lambda: before not in server.regions)
+        await until(lambda: told(lane)[0] == SIZE)
+
+
+async def test_response_of_a_proxy_loses_its_slice(server: Server) -> None:
+    async with registered(server, patience=0) as lane:
+        before, part = server.own, taken(lane, SIZE)
+        async with call(lane, server, part) as (sending, future):
+            future.set_result(Response(b"", status=504))
+            await (await sending).read()
+        part.end_call()
+        await until(lambda: before not in server.regions)
+
+
+async def test_region_makes_room_for_another_where_two_have_none(
+    server: Server, folder: Path
+) -> None:
+    async with registered(server, patience=0) as lane:
+        with moved_away(folder):
+            await lose(lane, server, SIZE // 2)
+            await until(lambda: not server.regions)
+            assert lane.take(1) is None
+            assert "No such file" in lane.why_not
+            assert told(lane) == (0, 0, 0)
+
+
+async def test_forgotten_region_counts_no_more_and_is_not_unregistered(server: Server) -> None:
+    async with registered(server, patience=0) as lane:
+        before, part = server.own, taken(lane)
+        lane.forget_region(before)
+        assert told(lane) == (0, 0, 0)
+        await until(lambda: lane.size)
+        part.end_call()
+        await iterations(5)
+        assert before in server.regions  # as this server has not forgotten it in truth
+
+
 # ------------------------------------------------------------------------------------ close
 
 
@@ -493,13 +743,103 @@ async def test_region_that_was_being_made_leaves_no_file(server: Server, folder:
     await until(lambda: not names(folder))
 
 
+async def test_close_does_not_wait_long_for_a_server_that_hangs(
+    server: Server, folder: Path
+) -> None:
+    async with registered(server, patience=60, close_timeout=0.2) as lane:
+        name, part = server.own, taken(lane)
+        future = await abandon(lane, server, part)
+        server.responds.clear()
+        await asyncio.wait_for(lane.close(), 2)
+        assert future.cancelled()
+        assert is_dead(owner_of(name) or "")
+
+
+async def test_unused_region_of_a_server_that_hangs_is_left_for_the_next_start(
+    server: Server, folder: Path
+) -> None:
+    async with registered(server, close_timeout=0.1) as lane:
+        name = server.own
+        server.responds.clear()
+        await asyncio.wait_for(lane.close(), 2)
+        assert server.count("unregister") == 1
+        assert names(folder) == [mark_of(name)]
+        assert is_dead(owner_of(name) or "")
+
+
+async def test_region_whose_registration_hangs_is_left_for_the_next_start(
+    server: Server, folder: Path
+) -> None:
+    server.responds.clear()
+    async with lane_to(server, close_timeout=0.1) as lane:
+        await until(lambda: server.count("register"))
+        await asyncio.wait_for(lane.close(), 2)
+        assert names(folder) == [mark_of(server.own)]
+        assert is_dead(owner_of(server.own) or "")
+
+
+async def test_close_unregisters_free_regions_beside_one_in_use(server: Server) -> None:
+    async with registered(server, close_timeout=0.1) as lane:
+        before = server.own
+        await lose(lane, server, SIZE // 2)
+        await until(lambda: lane.size == 2 * SIZE)
+        await lane.close()
+        assert list(server.regions) == [before]
+
+
+async def test_close_that_is_cancelled_leaves_nothing(server: Server, folder: Path) -> None:
+    async with registered(server) as lane:
+        name = server.own
+        future = await abandon(lane, server, taken(lane))
+        closing = asyncio.create_task(lane.close())
+        await iterations(5)
+        closing.cancel()
+        await asyncio.wait([closing])
+        await until(future.cancelled)
+        assert is_dead(owner_of(name) or "")
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+async def test_call_that_is_given_up_beside_a_close_is_ended(server: Server, when: str) -> None:
+    async with registered(server, close_timeout=0) as lane:
+        part = taken(lane)
+        async with call(lane, server, part) as (sending, future):
+            if when == "after":
+                await lane.close()
+            sending.cancel()
+            await asyncio.wait([sending])
+            await lane.close()
+            await until(future.cancelled)
+
+
+def is_mapped(name: str) -> bool:
+    return name in Path("/proc/self/maps").read_text()
+
+
+@pytest.mark.parametrize("how", ["close", "reset", "timeout", "forgotten"])
+async def test_region_that_nobody_uses_is_unmapped(server: Server, how: str) -> None:
+    async with registered(server, patience=0.01 if how == "reset" else 0) as lane:
+        name, part = server.own, taken(lane)
+        part.release()
+        part.view.release()  # the slice alone keeps the region from the garbage collector
+        if how == "close":
+            await lane.close()
+        elif how in ("reset", "timeout"):
+            await lose(lane, server, SIZE)
+        else:
+            server.regions.clear()
+            lane.forget_region(name)
+        await until(lambda: not is_mapped(name))
+        assert part.region == name
+
+
 # --------------------------------------------------------------------------- dead owners
 
 
 async def test_regions_of_dead_owners_are_unregistered_one_by_one(
     server: Server, folder: Path
 ) -> None:
-    dead, living = Owner(), Owner()
+    dead, living = Owner(URL), Owner(URL)
     dead.close(keeps_regions=True)
     gone = [f"tensorgate-{dead.token}-{number}" for number in (1, 2)]
     kept = [f"tensorgate-{living.token}-1", "other-0123456789abcdef-1", "tensorgate-1", "input"]
@@ -517,13 +857,51 @@ async def test_regions_of_dead_owners_are_unregistered_one_by_one(
     living.close()
 
 
-@pytest.mark.parametrize("status", [b"", b"[", b"{}", b'{"error":"x"}', b"[1]", b'[{"key":""}]'])
-async def test_status_that_lists_no_regions_harms_nothing(
-    server: Server, folder: Path, status: bytes
+@pytest.mark.parametrize("status", [b"[", b"{}", b'{"error":"x"}', b"[1]", b'[{"key":""}]'])
+async def test_status_that_is_no_list_of_regions_removes_no_mark(
+    server: Server, folder: Path, status: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     server.status = status
-    dead = Owner()
+    dead = Owner(URL)
     dead.close(keeps_regions=True)
     async with registered(server) as lane:
-        await until(lambda: names(folder) == [mark_of(server.own)])
+        await until(lambda: "old shared memory stays" in caplog.text)
+        assert mark_of(f"tensorgate-{dead.token}-1") in names(folder)
         assert lane.take(1) is not None
+
+
+async def test_mark_of_a_dead_owner_goes_once_its_server_has_none_of_its_regions(
+    server: Server, folder: Path
+) -> None:
+    Owner(URL).close(keeps_regions=True)
+    async with registered(server):
+        await until(lambda: names(folder) == [mark_of(server.own)])
+
+
+async def test_mark_of_a_dead_owner_goes_once_nobody_listens_at_its_server(
+    server: Server, folder: Path
+) -> None:
+    async with ScriptedServer() as living, ScriptedServer() as gone:
+        owners = [Owner(living.url), Owner(gone.url), Owner("http://192.0.2.1:1"), Owner("unix:/x")]
+        for each in owners:
+            each.close(keeps_regions=True)
+        kept = [f"tensorgate-{each.token}.owner" for each in owners if each is not owners[1]]
+        await gone.__aexit__(None, None, None)
+        async with registered(server):
+            await until(lambda: names(folder) == sorted([*kept, mark_of(server.own)]))
+
+
+async def test_mark_of_an_owner_that_is_killed_after_the_server_was_asked_stays(
+    server: Server, folder: Path
+) -> None:
+    other = Owner(URL)
+    server.regions = {f"tensorgate-{other.token}-1": None}
+    server.responds.clear()
+    async with lane_to(server):
+        await until(lambda: server.count("register"))
+        server.responds.set()
+        await until(lambda: server.count("status"))
+        other.close(keeps_regions=True)
+        await until(lambda: server.count("status") == 2)
+        await iterations(20)
+        assert f"tensorgate-{other.token}.owner" in names(folder)

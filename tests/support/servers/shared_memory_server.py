@@ -6,14 +6,13 @@ import asyncio
 import json
 import mmap
 import os
-from pathlib import Path
 from typing import Any
 
+from gateway.system import shared_memory
 from tests.support.http_messages import http_response
 from tests.support.inference_messages import HEADER_LENGTH
 from tests.support.servers.scripted_server import Connection, ReceivedRequest
 
-_FOLDER = Path("/dev/shm")  # where shm_open(3) has its files
 _REGION, _OFFSET, _SIZE = (f"shared_memory_{each}" for each in ("region", "offset", "byte_size"))
 
 Fields = dict[str, Any]
@@ -31,6 +30,8 @@ class SharedMemoryModel:
         self.is_on = True
         self.may_respond = asyncio.Event()
         self.may_respond.set()
+        self.cut_after = ""
+        """The operation on regions after which it once closes the connection and says nothing."""
         self.regions: dict[str, mmap.mmap] = {}
         """By name. Without one, as after a restart, it does not know that region any more."""
         self.inferred: list[Fields] = []
@@ -47,7 +48,11 @@ class SharedMemoryModel:
             received = await connection.request()
             parts = received.head.target.strip("/").split("/")
             if parts[1] == "systemsharedmemory":
-                await connection.send(self._manage(parts, received.body))
+                response = self._manage(parts, received.body)
+                if parts[-1] == self.cut_after:
+                    self.cut_after = ""
+                    return
+                await connection.send(response)
             elif parts[-1] == "infer":
                 response = self._infer(received)
                 await self.may_respond.wait()
@@ -67,7 +72,7 @@ class SharedMemoryModel:
         if name in self.regions:
             return _error("400 Bad Request", f"shared memory region '{name}' already in manager")
         fields = json.loads(body)
-        descriptor = os.open(_FOLDER / fields["key"].strip("/"), os.O_RDWR)
+        descriptor = os.open(shared_memory.FOLDER / fields["key"].strip("/"), os.O_RDWR)
         try:
             self.regions[name] = mmap.mmap(descriptor, fields["byte_size"], offset=fields["offset"])
         finally:
