@@ -8,8 +8,10 @@ import shutil
 import signal
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -17,6 +19,8 @@ import pytest
 from tests.integration.proxying.shared_memory_calls import (
     IMAGE,
     PREFIX,
+    SHAPE,
+    SIZE,
     call,
     calls_by_lane,
     cleaning_soon,
@@ -33,8 +37,9 @@ from tests.integration.support.client import Client
 from tests.integration.support.gateway import Gateway
 from tests.integration.support.other_user import NOBODY, as_nobody, folder_for_all
 from tests.integration.support.real_server import Program
-from tests.integration.triton.models import named
+from tests.integration.triton.models import Model, Tensor, named
 from tests.integration.triton.server import TritonServer
+from tests.support.scale import scaled
 
 pytestmark = pytest.mark.triton
 
@@ -153,3 +158,50 @@ def test_server_of_another_user_maps_the_memory_whatever_the_umask(tmp_path: Pat
         lanes = calls_by_lane(gateway)
         assert lanes["inputs", "shared_memory"] == 10
         assert lanes["outputs", "shared_memory"] >= 8  # the first calls await metadata
+
+
+# ----------------------------------------------------------------------------- late responses
+
+
+SLOW_IMAGE = Model(
+    "slow_image",
+    "slow",
+    (Tensor("INPUT0", "FP32", SHAPE[1:]),),
+    (Tensor("OUTPUT0", "FP32", SHAPE[1:]),),
+    max_batch_size=1,
+)
+"""It returns an image after as many seconds as its first element says, one after the other."""
+
+
+def slow_call(gateway: Gateway, number: int) -> int:
+    values = pattern(number)
+    values[0, 0, 0, 0] = 0.2
+    with Client(gateway.host, gateway.port) as client:
+        return call(client, values, model=SLOW_IMAGE.name)
+
+
+def test_late_responses_of_calls_that_timed_out_write_to_no_other_call(tmp_path: Path) -> None:
+    slow = {"model": SLOW_IMAGE.name}
+    settings = {
+        "routes": [
+            {"match": slow, "upstream": "server", "limits": {"request_timeout": "100ms"}},
+            {"upstream": "server"},
+        ]
+    }
+    calls = 8
+    with (
+        TritonServer((*named(IMAGE), SLOW_IMAGE)) as server,
+        gateway_before(tmp_path, server, settings=settings) as gateway,
+        load_on(gateway) as load,
+        ThreadPoolExecutor(calls) as pool,
+    ):
+        for turn in range(scaled(30)):
+            numbers = range(turn * calls, (turn + 1) * calls)
+            assert {*pool.map(partial(slow_call, gateway), numbers)} == {504}
+            # Triton still has most of them, with inputs and outputs: it runs one in 0.2 s.
+            assert memory_of(gateway)["quarantined"] > SIZE
+            load.until_calls(20)
+            until(lambda: not memory_of(gateway)["quarantined"])
+        assert (load.statuses, load.lost) == ({200}, 0)
+        lanes = calls_by_lane(gateway)
+        assert lanes["inputs", "shared_memory"] > lanes["inputs", "full"]
