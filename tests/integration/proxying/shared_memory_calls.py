@@ -10,6 +10,7 @@ import http.client
 import json
 import re
 import sys
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -23,6 +24,7 @@ import pytest
 
 from tests.integration.support.client import HEADER_LENGTH, Client, Response
 from tests.integration.support.gateway import TENSORGATE, Gateway, gateway_with_settings
+from tests.integration.triton.models import Model, Tensor
 from tests.integration.triton.server import HOST, SHARED_MEMORY, TritonServer
 from tests.support.checks.nothing_left_in_process import fetch_status
 
@@ -31,6 +33,14 @@ IMAGE = "image"
 SHAPE = (1, 3, 224, 224)
 SIZE = 4 * 3 * 224 * 224
 """Bytes of one image."""
+SLOW_IMAGE = Model(
+    "slow_image",
+    "slow",
+    (Tensor("INPUT0", "FP32", SHAPE[1:]),),
+    (Tensor("OUTPUT0", "FP32", SHAPE[1:]),),
+    max_batch_size=1,
+)
+"""It returns an image after as many seconds as its first element says, one after the other."""
 PREFIX = "tensorgate-"
 REGIONS = "/v2/systemsharedmemory/status"
 SETTING = {"size": "16MiB", "min_bytes": "128KiB"}
@@ -38,6 +48,7 @@ _LANES = re.compile(
     r'^tensorgate_shared_memory_calls_total\{.*lane="(\w+)",reason="(\w*)",tensors="(\w+)".* (\d+)',
     re.MULTILINE,
 )
+_PATIENCE = 80
 _UNUSED = {"in_use": 0, "quarantined": 0}
 _SHORT_DEAD_INTERVAL = (
     "from functools import partial",
@@ -118,13 +129,13 @@ def calls_by_lane(gateway: Gateway) -> Counter[tuple[str, str]]:
     return Counter({(tensors, why or lane): int(count) for lane, why, tensors, count in found})
 
 
-def until(holds: Callable[[], object]) -> None:
+def until(holds: Callable[[], object], interval: float = 0.1) -> None:
     """Wait until something holds that tells nobody when it does."""
-    for _ in range(800):
-        if holds():
-            return
-        Event().wait(0.1)
-    pytest.fail("it did not become so within 80 s")
+    end = time.monotonic() + _PATIENCE
+    while not holds():
+        if time.monotonic() > end:
+            pytest.fail(f"it did not become so within {_PATIENCE} s")
+        Event().wait(interval)
 
 
 def files_of(region: str) -> set[str]:
@@ -144,6 +155,13 @@ def pattern(number: int, batch: int = 1) -> Any:
     """Return images that only calls of this number have."""
     shape = (batch, *SHAPE[1:])
     return np.random.default_rng(number).standard_normal(shape, np.float32)
+
+
+def slow_pattern(number: int, seconds: float) -> Any:
+    """Return an image that the slow model returns so much later."""
+    values = pattern(number)
+    values[0, 0, 0, 0] = seconds
+    return values
 
 
 def binary_request(values: Any) -> tuple[bytes, dict[str, str]]:
@@ -199,11 +217,12 @@ class Load:
     ``statuses`` are those of the others, and ``count`` is how many have ended.
     """
 
-    def __init__(self, gateway: Gateway) -> None:
+    def __init__(self, gateway: Gateway, batch: int) -> None:
         self.statuses: set[int] = set()
         self.lost = 0
         self.count = 0
         self._gateway = gateway
+        self._batch = batch
         self._stopped = Event()
 
     def stop(self) -> None:
@@ -213,7 +232,7 @@ class Load:
     def until_calls(self, count: int) -> None:
         """Wait until so many more calls have ended."""
         wanted = self.count + count
-        until(lambda: self.count >= wanted)
+        until(lambda: self.count >= wanted, 0.005)
 
     def run(self, worker: int) -> None:
         """Call until it is stopped."""
@@ -222,16 +241,16 @@ class Load:
             while not self._stopped.is_set():
                 number += 1
                 try:
-                    self.statuses.add(call(client, pattern(number)))
+                    self.statuses.add(call(client, pattern(number, self._batch)))
                 except (OSError, http.client.HTTPException):
                     self.lost += 1
                 self.count += 1
 
 
 @contextmanager
-def load_on(gateway: Gateway, clients: int = 4) -> Iterator[Load]:
-    """Keep clients calling; fails if one of them has got a wrong byte."""
-    load = Load(gateway)
+def load_on(gateway: Gateway, clients: int = 4, batch: int = 1) -> Iterator[Load]:
+    """Keep clients calling with so many images; fails if one of them has got a wrong byte."""
+    load = Load(gateway, batch)
     with ThreadPoolExecutor(clients) as pool:
         running: list[Future[None]] = [pool.submit(load.run, each) for each in range(clients)]
         try:

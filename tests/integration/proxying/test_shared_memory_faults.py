@@ -19,8 +19,8 @@ import pytest
 from tests.integration.proxying.shared_memory_calls import (
     IMAGE,
     PREFIX,
-    SHAPE,
     SIZE,
+    SLOW_IMAGE,
     call,
     calls_by_lane,
     cleaning_soon,
@@ -30,6 +30,7 @@ from tests.integration.proxying.shared_memory_calls import (
     memory_of,
     our_regions,
     pattern,
+    slow_pattern,
     tensorgate_after,
     until,
 )
@@ -37,7 +38,7 @@ from tests.integration.support.client import Client
 from tests.integration.support.gateway import Gateway
 from tests.integration.support.other_user import NOBODY, as_nobody, folder_for_all
 from tests.integration.support.real_server import Program
-from tests.integration.triton.models import Model, Tensor, named
+from tests.integration.triton.models import named
 from tests.integration.triton.server import TritonServer
 from tests.support.scale import scaled
 
@@ -163,21 +164,9 @@ def test_server_of_another_user_maps_the_memory_whatever_the_umask(tmp_path: Pat
 # ----------------------------------------------------------------------------- late responses
 
 
-SLOW_IMAGE = Model(
-    "slow_image",
-    "slow",
-    (Tensor("INPUT0", "FP32", SHAPE[1:]),),
-    (Tensor("OUTPUT0", "FP32", SHAPE[1:]),),
-    max_batch_size=1,
-)
-"""It returns an image after as many seconds as its first element says, one after the other."""
-
-
 def slow_call(gateway: Gateway, number: int) -> int:
-    values = pattern(number)
-    values[0, 0, 0, 0] = 0.2
     with Client(gateway.host, gateway.port) as client:
-        return call(client, values, model=SLOW_IMAGE.name)
+        return call(client, slow_pattern(number, 0.2), model=SLOW_IMAGE.name)
 
 
 def test_late_responses_of_calls_that_timed_out_write_to_no_other_call(tmp_path: Path) -> None:
