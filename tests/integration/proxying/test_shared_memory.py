@@ -7,107 +7,37 @@ from __future__ import annotations
 
 import io
 import itertools
-import json
 import os
 import signal
 import socket
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from gateway.demo.walkthrough.own_server import compare_ways
-from tests.integration.support.client import HEADER_LENGTH, Client
-from tests.integration.support.gateway import Gateway, gateway_with_settings
+from tests.integration.proxying.shared_memory_calls import (
+    SIZE,
+    binary_request,
+    call,
+    files_of,
+    gateway_before,
+    json_request,
+    our_regions,
+    pattern,
+    raw_request,
+    until,
+)
+from tests.integration.support.client import Client
+from tests.integration.support.gateway import Gateway
 from tests.integration.triton.models import named
-from tests.integration.triton.server import HOST, SHARED_MEMORY, TritonServer
+from tests.integration.triton.server import HOST, TritonServer
 from tests.support.addresses import free_address
 
 pytestmark = pytest.mark.triton
-
-_SHAPE = (1, 3, 224, 224)
-"""The model "image" returns what it gets; all but the batch is certain from its metadata."""
-_SIZE = 4 * 3 * 224 * 224
-_PREFIX = "tensorgate-"
-_REGIONS = "/v2/systemsharedmemory/status"
-_SETTING = {"size": "16MiB", "min_bytes": "128KiB"}
-
-
-@contextmanager
-def gateway_before(folder: Path, server: TritonServer, **upstream: Any) -> Iterator[Gateway]:
-    """Run a gateway that shares memory with a server, once it does."""
-    folder.mkdir(exist_ok=True)
-    endpoint = {"endpoints": [server.http_url], "shared_memory": _SETTING, **upstream}
-    settings = {
-        "listen": f"{HOST}:0",
-        "upstreams": {"server": {"dialect": "triton", **endpoint}},
-        "routes": [{"upstream": "server"}],
-    }
-    with gateway_with_settings(folder, settings) as gateway:
-        until(lambda: "shared memory" in gateway.log)
-        yield gateway
-
-
-def until(holds: Callable[[], object]) -> None:
-    """Wait until something holds that tells nobody when it does."""
-    for _ in range(800):
-        if holds():
-            return
-        threading.Event().wait(0.1)
-    pytest.fail("it did not become so within 80 s")
-
-
-def files_of(region: str) -> set[str]:
-    """Return the kinds of files that the owner of a region has: other gateways have theirs."""
-    token = region.removeprefix(_PREFIX).partition("-")[0]
-    return {path.suffix for path in SHARED_MEMORY.glob(f"{_PREFIX}{token}*")}
-
-
-def our_regions(server: TritonServer) -> set[str]:
-    with Client(HOST, server.http_port) as client:
-        names = [each["name"] for each in json.loads(client.get(_REGIONS).body)]
-    return {name for name in names if name.startswith(_PREFIX)}
-
-
-def pattern(number: int) -> Any:
-    return np.random.default_rng(number).standard_normal(_SHAPE, np.float32)
-
-
-def binary_request(values: Any) -> tuple[bytes, dict[str, str]]:
-    size = {"binary_data_size": values.nbytes}
-    spec = {"name": "INPUT0", "shape": list(values.shape), "datatype": "FP32", "parameters": size}
-    header = json.dumps({"inputs": [spec], "parameters": {"binary_data_output": True}}).encode()
-    return header + values.tobytes(), {HEADER_LENGTH: str(len(header))}
-
-
-def json_request(values: Any) -> tuple[bytes, dict[str, str]]:
-    spec = {"name": "INPUT0", "shape": list(values.shape), "datatype": "FP32"}
-    return json.dumps({"inputs": [{**spec, "data": values.ravel().tolist()}]}).encode(), {}
-
-
-def raw_request(values: Any) -> tuple[bytes, dict[str, str]]:
-    return values.tobytes(), {HEADER_LENGTH: "0"}
-
-
-def call(client: Client, values: Any, form: Any = binary_request) -> int:
-    """Send a request; fail if a response of 200 has other values than were sent."""
-    body, headers = form(values)
-    response = client.send("POST", "/v2/models/image/infer", body, headers)
-    if response.status == 200:
-        output = response.fields["outputs"][0]
-        assert output["shape"] == list(values.shape)
-        if response.header_length is None:
-            returned = np.array(output["data"], np.float32).reshape(values.shape)
-        else:
-            data = response.body[response.header_length :]
-            returned = np.frombuffer(data, np.float32).reshape(values.shape)
-        assert (returned == values).all()
-    return response.status
 
 
 @pytest.fixture(scope="module")
@@ -144,7 +74,7 @@ def test_more_calls_than_slices_take_the_socket(shared: Gateway) -> None:
     assert set(statuses) == {200}
 
 
-@pytest.mark.parametrize("sent", [100, 400_000, _SIZE])
+@pytest.mark.parametrize("sent", [100, 400_000, SIZE])
 def test_client_that_leaves_harms_no_other(
     shared: Gateway, server: TritonServer, sent: int
 ) -> None:

@@ -31,8 +31,8 @@ def mixed(inputs: Arrays) -> Arrays:
 
 
 def slow(inputs: Arrays) -> Arrays:
-    """Take as many seconds as INPUT0 says."""
-    time.sleep(float(inputs["INPUT0"][0]))
+    """Take as many seconds as the first element of INPUT0 says."""
+    time.sleep(float(inputs["INPUT0"].flat[0]))
     return identity(inputs)
 
 
