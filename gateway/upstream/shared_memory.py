@@ -248,9 +248,11 @@ class SharedMemoryLane:
         else:
             self._lose(slices)
 
-    def end_complete(self, status: int, slices: Sequence[Slice]) -> None:
+    def end_complete(self, head: ResponseHead | UpstreamResponse, slices: Sequence[Slice]) -> None:
         """Release the slices of a request whose whole response has come."""
-        if status in _OF_PROXIES:
+        # Triton's own errors are JSON; proxies send text and pages.
+        is_json = head.headers.get("Content-Type", "").startswith("application/json")
+        if head.status in _OF_PROXIES and not is_json:
             self._lose(slices)
         else:
             _release(slices)
@@ -293,7 +295,7 @@ class SharedMemoryLane:
             self._lose(slices)
             raise
         else:
-            self.end_complete(response.status, slices)
+            self.end_complete(response, slices)
 
     def _lose(self, slices: Sequence[Slice]) -> None:
         for each in slices:
@@ -325,7 +327,9 @@ class SharedMemoryLane:
             if isinstance(error, OSError):
                 self._retire()  # there is no room for two at a time
                 self._clean_up()  # memory of the dead may be what there is no room for
-            self._tell_why_not(str(error))
+            strerror = error.strerror if isinstance(error, OSError) else None
+            # Without the name of a file, which is another one each time.
+            self._tell_why_not(f"{FOLDER}: {strerror}" if strerror else str(error))
             return False
         self._retire()
         self._region = region
@@ -533,7 +537,7 @@ class _SliceResponse(WrappedResponse):
         self._received += len(piece)
         if not self._ended and (not piece or self._received == self.content_length):
             self._ended = True
-            self._lane.end_complete(self.status, self._slices)
+            self._lane.end_complete(self, self._slices)
         return piece
 
     def close(self) -> None:
@@ -591,7 +595,7 @@ class _SliceExchange(ReservedConnection):
     ) -> bool:
         """Release the slices; then the receiver has the response."""
         self._is_over = True
-        self._lane.end_complete(head.status, self._slices)
+        self._lane.end_complete(head, self._slices)
         self.head_delay = self._connection.head_delay
         assert self._receiver is not None
         return self._receiver.on_complete(head, body, trailers)

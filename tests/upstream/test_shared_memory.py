@@ -40,9 +40,17 @@ class Response(UpstreamResponse):
 
     reason = ""
 
-    def __init__(self, *pieces: Piece, status: int = 200, length: int | None = None) -> None:
+    def __init__(
+        self,
+        *pieces: Piece,
+        status: int = 200,
+        length: int | None = None,
+        content_type: str = "text/plain",
+    ) -> None:
         self.status = status
-        headers = {} if length is None else {"Content-Length": str(length)}
+        headers = {"Content-Type": content_type}
+        if length is not None:
+            headers["Content-Length"] = str(length)
         self.headers = CIMultiDictProxy(CIMultiDict(headers))
         self.closed = asyncio.Event()
         self._pieces: asyncio.Queue[Piece] = asyncio.Queue()
@@ -648,6 +656,17 @@ async def test_response_of_a_proxy_loses_its_slice(server: Server) -> None:
             await (await sending).read()
         part.end_call()
         await until(lambda: before not in server.regions)
+
+
+async def test_full_queue_of_the_server_itself_loses_nothing(server: Server) -> None:
+    async with registered(server) as lane:
+        part = taken(lane, SIZE)
+        async with call(lane, server, part) as (sending, future):
+            future.set_result(Response(b"{}", b"", status=503, content_type="application/json"))
+            await (await sending).read()
+            await (await sending).read()
+        part.end_call()
+        assert told(lane) == (SIZE, 0, 0)
 
 
 async def test_region_makes_room_for_another_where_two_have_none(

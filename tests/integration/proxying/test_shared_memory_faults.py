@@ -106,9 +106,9 @@ def gateway_that_may_not_write(server: TritonServer) -> Iterator[Gateway]:
             "from pathlib import Path",
             "from gateway.app.build import upstreams",
             "from gateway.system import shared_memory as system",
-            "from gateway.upstream import shared_memory as upstream",
+            "from gateway.upstream.shared_memory import SharedMemoryPolicy as Policy",
             f"system.FOLDER = Path({str(forbidden)!r})",
-            "upstreams.SharedMemoryPolicy = partial(upstream.SharedMemoryPolicy, retry_interval=0.1)",
+            "upstreams.SharedMemoryPolicy = partial(Policy, retry_interval=0.1)",
         )
         with gateway_before(folder, server, command=(*prefix, *command)) as gateway:
             yield gateway
