@@ -17,10 +17,11 @@ import numpy as np
 import pytest
 
 from gateway.observe import families
+from gateway.proxy.destination import Upstream
 from tests.support.gateway import RunningGateway, served, until
 from tests.support.inference_messages import HEADER_LENGTH, binary_header, infer_binary, infer_raw
 from tests.support.raw_client import RawClient
-from tests.support.servers.scripted_server import Connection, ReceivedRequest
+from tests.support.servers.scripted_server import Connection, ReceivedRequest, ScriptedServer
 from tests.support.servers.shared_memory_server import SharedMemoryModel
 
 ELEMENTS = 65_536
@@ -44,9 +45,14 @@ class _Site:
         self.gateway = gateway
 
     @property
+    def upstream(self) -> Upstream:
+        """Return the upstream of the model."""
+        return self.gateway.gateway.active_config.upstreams["servers"]
+
+    @property
     def memory(self) -> dict[str, Any]:
         """Return the bytes in use, and in quarantine."""
-        (state,) = self.gateway.pool.snapshot()
+        (state,) = self.upstream.pool.snapshot()
         assert state.shared_memory is not None
         return {name: state.shared_memory[name] for name in EMPTY}
 
@@ -83,14 +89,13 @@ async def _site(
     upstream = {"shared_memory": {"size": size, "min_bytes": "64KiB"}}
     async with served(*[model] * 4, upstream=upstream, **settings) as (_, gateway, client):
         site = _Site(model, gateway)
-        (endpoint,) = gateway.pool.endpoints
+        (endpoint,) = site.upstream.pool.endpoints
         lane = endpoint.shared_memory
         assert lane is not None
         await until(lambda: lane.size)
         # No call waits for metadata: the first one has it fetched.
         assert (await client.ask(_binary(b"1234"))).status == 200
-        (server,) = gateway.gateway.active_config.upstreams.values()
-        await until(lambda: server.metadata.cached("m", None))
+        await until(lambda: site.upstream.metadata.cached("m", None))
         yield site, client
 
 
@@ -308,3 +313,19 @@ async def test_unsent_body_of_a_client_that_left_is_never_another_ones() -> None
             await other.send(second[-1:])
             assert (await other.read_response()).body[-size:] == _tensor(2, LARGE)
         await until(lambda: site.memory == EMPTY)
+
+
+async def test_body_is_not_placed_if_several_upstreams_may_get_it() -> None:
+    other = SharedMemoryModel(ELEMENTS)
+    async with ScriptedServer(other) as server:
+        others = {"others": {"endpoints": [server.url], "dialect": "triton"}}
+        weights = {"servers": 1_000_000, "others": 1}
+        route = {"upstream": [{"name": each, "weight": n} for each, n in weights.items()]}
+        async with _site(others=others, route=route) as (site, client):
+            text = _binary(_tensor(1))
+            end = text.index(b"\r\n\r\n") + 4
+            await client.send(text[:end])
+            await until(lambda: site.gateway.gateway.listener._active_calls)
+            assert site.memory == EMPTY
+            await client.send(text[end:])
+            assert (await client.read_response()).body[-SIZE:] == _tensor(1)
