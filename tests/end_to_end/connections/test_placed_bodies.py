@@ -329,3 +329,19 @@ async def test_body_is_not_placed_if_several_upstreams_may_get_it() -> None:
             assert site.memory == EMPTY
             await client.send(text[end:])
             assert (await client.read_response()).body[-SIZE:] == _tensor(1)
+
+
+async def test_large_body_that_goes_over_the_socket_is_streamed() -> None:
+    model = _SlowReader(LARGE)
+    async with _site(size="64MiB", model=model) as (site, client):
+        size = 4 * LARGE
+        text = infer_binary(binary_header(size, 0, binary_output=True), _tensor(1, LARGE))
+        await _after_its_head(site, client, text)
+        await model.head.wait()
+        await until(partial(_has_received, site, size))
+        buffers = site.gateway.gateway.listener.buffers
+        assert buffers.buffered < size // 2  # what waits for the server is counted once
+        model.may_read.set()
+        assert (await client.read_response()).status == 502  # it reads, and closes
+        assert model.values == {1.0}
+        await until(lambda: site.memory == EMPTY)
