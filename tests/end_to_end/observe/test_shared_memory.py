@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
@@ -12,7 +13,7 @@ from gateway.observe import families
 from tests.support.gateway import RunningGateway, running_gateway, served, until
 from tests.support.inference_messages import binary_header, infer_binary
 from tests.support.raw_client import RawClient
-from tests.support.servers.scripted_server import ScriptedServer
+from tests.support.servers.scripted_server import ReceivedRequest, ScriptedServer
 from tests.support.servers.shared_memory_server import SharedMemoryModel
 
 ELEMENTS = 16_384
@@ -161,3 +162,27 @@ async def test_request_in_memory_goes_elsewhere_if_its_server_cannot_be_reached(
             async with gateway.client() as client:
                 reply = await client.ask(_request())
                 assert (reply.status, reply.body[-len(TENSOR) :]) == (200, TENSOR)
+
+
+class _Faulty(SharedMemoryModel):
+    """A model that answers the next infer request with ``answer``, or closes if it is empty."""
+
+    answer: bytes | None = None
+
+    def _infer(self, received: ReceivedRequest) -> bytes:
+        answer, self.answer = self.answer, None
+        if answer == b"":
+            raise ConnectionResetError
+        return super()._infer(received) if answer is None else answer
+
+
+async def test_call_that_is_not_sent_again_after_a_close_was_in_shared_memory() -> None:
+    model = _Faulty(ELEMENTS)
+    async with _seen(model) as seen:
+        model.answer = b""
+        header = json.loads(binary_header(len(TENSOR), binary_output=True))
+        header["parameters"]["sequence_id"] = 1
+        reply = await seen.client.ask(infer_binary(json.dumps(header).encode(), TENSOR))
+        assert (reply.status, "may have executed" in reply.error) == (502, True)
+        await seen.gateway.until_idle()
+        assert set(seen._counts()) == {("inputs", *SHARED), ("outputs", *SHARED)}
