@@ -11,7 +11,7 @@ from functools import partial
 
 from multidict import CIMultiDictProxy
 
-from gateway.errors import GatewayError, ServerName, strip_tracebacks
+from gateway.errors import GatewayError, ServerName, name_server_in_errors, strip_tracebacks
 from gateway.http1.head import RequestHead, ResponseHead
 from gateway.observe.call_record import NO_LABELS, CallLabels, CallRecord
 from gateway.observe.call_trace import TRACE_HEADERS, TRACEPARENT, CallTrace
@@ -274,7 +274,8 @@ class BufferedCall:
                 if shared.goes_over_socket(head.status, body, record):
                     self._continue_over_socket()
                     return True
-                head, body = shared.read_response(head, body)
+                with name_server_in_errors(self._server):
+                    head, body = shared.read_response(head, body)
             response = ServerResponse(
                 self._request,
                 head,

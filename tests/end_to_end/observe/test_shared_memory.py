@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import numpy as np
+import pytest
 
 from gateway.observe import families
-from tests.support.gateway import RunningGateway, running_gateway, served, until
+from tests.support.gateway import UPSTREAM, RunningGateway, running_gateway, served, until
+from tests.support.http_messages import http_response
 from tests.support.inference_messages import binary_header, infer_binary
 from tests.support.raw_client import RawClient
 from tests.support.servers.scripted_server import ReceivedRequest, ScriptedServer
@@ -186,3 +189,19 @@ async def test_call_that_is_not_sent_again_after_a_close_was_in_shared_memory() 
         assert (reply.status, "may have executed" in reply.error) == (502, True)
         await seen.gateway.until_idle()
         assert set(seen._counts()) == {("inputs", *SHARED), ("outputs", *SHARED)}
+
+
+@pytest.mark.parametrize("wait", [0.0, 0.2])
+async def test_error_of_outputs_that_are_not_there_names_the_server(wait: float) -> None:
+    model = _Faulty(ELEMENTS)
+    async with _seen(model) as seen:
+        model.answer = http_response(b'{"model_name":"m","outputs":[]}')
+        request = _request()
+        await seen.client.send(request[:-1])
+        await asyncio.sleep(wait)  # the fast path waits less for the rest
+        await seen.client.send(request[-1:])
+        reply = await seen.client.read_response()
+        assert reply.status == 502
+        assert (
+            reply.error == f"{UPSTREAM}: the server's response does not have the requested outputs"
+        )
