@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final, Protocol
 
 from gateway.http1.body import LAST_CHUNK, frame_chunk
-from gateway.system.buffers import NOTHING_RESERVED, BufferShare, ReservedBytes
+from gateway.system.buffers import MAX_WINDOW, NOTHING_RESERVED, BufferShare, ReservedBytes
 from gateway.system.sockets.body_stream import BodyStream
 from gateway.system.sockets.connection import Connection, ReadFlow
 
@@ -91,8 +91,8 @@ class PlacedBody(Http1Body):
         if data is not self._in_place:
             memory[start:end] = data
         self._in_place = _NOTHING  # a view of the memory would keep it
-        if self._pieces:
-            start -= len(self._pieces.pop())
+        if self._pieces and len(self._pieces[-1]) + size <= MAX_WINDOW:
+            start -= len(self._pieces.pop())  # a reader of larger ones would write them at once
         self._pieces.append(memory[start:end])
         self.progress.receive(size, self.reserved.progress)
         self._wake_reader()

@@ -99,6 +99,11 @@ class WeightedChoice(Generic[_T]):
         self._draw = draw
         self.next = first
 
+    @property
+    def is_fixed(self) -> bool:
+        """Whether it is the same for all requests."""
+        return self._draw is None
+
     def take(self) -> _T:
         """Return the choice for a request, and choose for the next one."""
         chosen = self.next

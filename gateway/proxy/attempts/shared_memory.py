@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from mmap import mmap
 from typing import Final
 
 from multidict import CIMultiDict, CIMultiDictProxy
@@ -162,10 +163,13 @@ class SharedMemoryAttempt:
 
     def take_outputs(self) -> None:
         """Take a slice for the outputs, if there is one for them."""
-        if self.inputs is not None or isinstance(self._tensors.data, Sequence):
+        data = self._tensors.data
+        if self.inputs is not None or (isinstance(data, Sequence) and not _is_lent(data)):
             self.outputs = self._take("outputs", self._tensors.output_size, self._model)
         else:
-            self._reasons["outputs"] = _UNSUITABLE  # the body is streamed as it was written
+            # The body is streamed as it was written. Or it is in memory of this call: a request
+            # with slices is sent to its end, even if its call is over.
+            self._reasons["outputs"] = _UNSUITABLE
 
     def _take(self, tensors: str, size: int, model: str) -> Slice | None:
         lane = self.lane
@@ -405,6 +409,11 @@ async def _read_document(response: UpstreamResponse) -> bytes:
 
 def _place(taken: Slice | None, start: int = 0) -> Place | None:
     return None if taken is None else Place(taken.region, taken.offset + start)
+
+
+def _is_lent(data: Sequence[bytes | memoryview]) -> bool:
+    """Tell whether some of the data are in a slice."""
+    return any(isinstance(x, memoryview) and isinstance(x.obj, mmap) for x in data)
 
 
 def _at_once(pieces: Sequence[bytes | memoryview]) -> Iterator[tuple[int, bytes | memoryview]]:

@@ -11,7 +11,7 @@ from functools import partial
 
 from multidict import CIMultiDictProxy
 
-from gateway.errors import GatewayError, ServerName, strip_tracebacks
+from gateway.errors import GatewayError, ServerName, name_server_in_errors, strip_tracebacks
 from gateway.http1.head import RequestHead, ResponseHead
 from gateway.observe.call_record import NO_LABELS, CallLabels, CallRecord
 from gateway.observe.call_trace import TRACE_HEADERS, TRACEPARENT, CallTrace
@@ -274,7 +274,8 @@ class BufferedCall:
                 if shared.goes_over_socket(head.status, body, record):
                     self._continue_over_socket()
                     return True
-                head, body = shared.read_response(head, body)
+                with name_server_in_errors(self._server):
+                    head, body = shared.read_response(head, body)
             response = ServerResponse(
                 self._request,
                 head,
@@ -326,7 +327,7 @@ class BufferedCall:
         """Continue in a task at another endpoint if a retry is allowed, else send the error."""
         try:
             outcome, why = self._attempt.fail(error)
-            if self._is_stale(error):
+            if self._gives_up_slices(error):
                 self._continue_over_socket()
             elif self._retry_state.should_retry_error(error, self._attempt.endpoint):
                 strip_tracebacks(error)
@@ -336,17 +337,19 @@ class BufferedCall:
         except Exception as failure:
             self._fail(failure)
 
-    def _is_stale(self, error: Exception) -> bool:
-        """Tell whether a request through shared memory may be sent again after a close."""
+    def _gives_up_slices(self, error: Exception) -> bool:
+        """Tell whether a request through shared memory is sent again after a close, without it."""
         shared = self._shared
         if shared is None or not shared.slices or not isinstance(error, StaleConnectionError):
             return False
+        if not self._request.is_idempotent:
+            return False
         # The first one may still run, and write to the slices: they stay in quarantine.
         shared.give_up(STALE, self._record)
-        return self._request.is_idempotent
+        return True
 
     def _continue_over_socket(self) -> None:
-        """Send the request again in a task, without shared memory: nothing of it has run."""
+        """Send the request again in a task, without shared memory."""
         spent = self._release_endpoint(Outcome.UNKNOWN, "")
         self._continue(partial(self._retry, spent, ()), self._release)
 

@@ -29,7 +29,7 @@ from gateway.proxy.admission.concurrency_limit import release_all, try_acquire_a
 from gateway.proxy.attempts.shared_memory import RequestSlice
 from gateway.proxy.calls.buffered import BODY_COPIES, BufferedCall, CallPlan
 from gateway.proxy.calls.grpc import MAX_REQUEST, scan_message
-from gateway.proxy.calls.handler import BufferedHandler, HandlerScope
+from gateway.proxy.calls.handler import BufferedHandler, HandlerScope, ServerRequest
 from gateway.proxy.calls.infer import InferHandler
 from gateway.proxy.calls.kinds import OPERATORS, kind_of
 from gateway.proxy.destination import Destination, Limits
@@ -45,7 +45,7 @@ from gateway.sizes import CACHED_HEADS
 from gateway.system.bounded_cache import BoundedCache
 from gateway.system.buffers import ReservedBytes
 from gateway.system.timeout_queue import TimeoutQueue
-from gateway.upstream.transport import HOP_BY_HOP
+from gateway.upstream.transport import HOP_BY_HOP, UpstreamEndpoint
 
 _KEYED_HEADERS = (
     HOP_BY_HOP
@@ -241,7 +241,9 @@ class Planner:
         """
         destination, start = plan.choice.next, plan.handler.tensors_start
         policy, endpoints = destination.upstream.shared_memory, destination.upstream.pool.endpoints
-        if policy is None or start is None or len(endpoints) != 1 or plan.mirror is not None:
+        if policy is None or start is None or plan.mirror is not None:
+            return None
+        if len(endpoints) != 1 or not plan.choice.is_fixed:
             return None
         lane, dialect = endpoints[0].shared_memory, destination.upstream.dialect_state.dialect
         if lane is None or dialect is None or not dialect.binary:
@@ -333,19 +335,34 @@ def _make_call(
         return None
     try:
         request = plan.handler.to_server(head, body, destination, record.request_id)
-        if request is not None:
+        if request is not None and _may_be_sent(request, endpoint, client.placed):
             call = BufferedCall(plan, destination, request, head, lease, connection, client, began)
             plan.choice.take()
             if plan.mirror is not None:
-                plan.mirror(
-                    head, bytes(body), client
-                )  # last: the streaming path would mirror it again
+                # Last: the streaming path would mirror it again.
+                plan.mirror(head, bytes(body), client)
             return call
     except BaseException:
         connection.close()
         raise
     connection.close()
     return None
+
+
+def _may_be_sent(
+    request: ServerRequest, endpoint: UpstreamEndpoint, placed: RequestSlice | None
+) -> bool:
+    """Tell whether the fast path may send a request.
+
+    It sends a placed body only if the server has it already: one may be too large for a time slice,
+    and what a connection with other calls has yet to send may be in memory of another call later.
+    """
+    if placed is None:
+        return True
+    if request.shared is None or endpoint.shared_memory is not placed.lane:
+        return False
+    tensors = request.shared.tensors
+    return tensors.input_size > 0 and tensors.start_in(placed.view) is not None
 
 
 def _mirror(

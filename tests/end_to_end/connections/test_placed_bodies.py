@@ -6,8 +6,9 @@ the question whether anything is left.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -16,9 +17,11 @@ import numpy as np
 import pytest
 
 from gateway.observe import families
+from gateway.proxy.destination import Upstream
 from tests.support.gateway import RunningGateway, served, until
-from tests.support.inference_messages import binary_header, infer_binary, infer_raw
+from tests.support.inference_messages import HEADER_LENGTH, binary_header, infer_binary, infer_raw
 from tests.support.raw_client import RawClient
+from tests.support.servers.scripted_server import Connection, ReceivedRequest, ScriptedServer
 from tests.support.servers.shared_memory_server import SharedMemoryModel
 
 ELEMENTS = 65_536
@@ -42,9 +45,14 @@ class _Site:
         self.gateway = gateway
 
     @property
+    def upstream(self) -> Upstream:
+        """Return the upstream of the model."""
+        return self.gateway.gateway.active_config.upstreams["servers"]
+
+    @property
     def memory(self) -> dict[str, Any]:
         """Return the bytes in use, and in quarantine."""
-        (state,) = self.gateway.pool.snapshot()
+        (state,) = self.upstream.pool.snapshot()
         assert state.shared_memory is not None
         return {name: state.shared_memory[name] for name in EMPTY}
 
@@ -72,20 +80,22 @@ class _Site:
 
 @asynccontextmanager
 async def _site(
-    elements: int = ELEMENTS, size: str = "4MiB"
+    elements: int = ELEMENTS,
+    size: str = "4MiB",
+    model: SharedMemoryModel | None = None,
+    **settings: Any,
 ) -> AsyncIterator[tuple[_Site, RawClient]]:
-    model = SharedMemoryModel(elements)
+    model = model or SharedMemoryModel(elements)
     upstream = {"shared_memory": {"size": size, "min_bytes": "64KiB"}}
-    async with served(model, model, model, upstream=upstream) as (_, gateway, client):
+    async with served(*[model] * 4, upstream=upstream, **settings) as (_, gateway, client):
         site = _Site(model, gateway)
-        (endpoint,) = gateway.pool.endpoints
+        (endpoint,) = site.upstream.pool.endpoints
         lane = endpoint.shared_memory
         assert lane is not None
         await until(lambda: lane.size)
         # No call waits for metadata: the first one has it fetched.
         assert (await client.ask(_binary(b"1234"))).status == 200
-        (server,) = gateway.gateway.active_config.upstreams.values()
-        await until(lambda: server.metadata.cached("m", None))
+        await until(lambda: site.upstream.metadata.cached("m", None))
         yield site, client
 
 
@@ -210,12 +220,12 @@ async def test_body_that_is_longer_than_its_tensors_is_refused() -> None:
         await site.ends_well()
 
 
-LARGE = 4 * ELEMENTS * 8
+LARGE = 4 * ELEMENTS * 16
 """Elements of a response that is written from shared memory, and more than the kernel buffers."""
 
 
 async def test_memory_of_a_response_is_the_calls_until_its_client_has_it() -> None:
-    async with _site(LARGE, "32MiB") as (site, client):
+    async with _site(LARGE, "64MiB") as (site, client):
         large = _tensor(8, LARGE)
         await client.send(_binary(large))
         head = await client.head()
@@ -233,7 +243,7 @@ async def test_memory_of_a_response_is_the_calls_until_its_client_has_it() -> No
 
 
 async def test_client_that_leaves_during_its_response_gives_the_memory_back() -> None:
-    async with _site(LARGE, "32MiB") as (site, client):
+    async with _site(LARGE, "64MiB") as (site, client):
         async with site.gateway.client() as leaving:
             await leaving.send(_binary(_tensor(8, LARGE)))
             await leaving.head()
@@ -241,3 +251,97 @@ async def test_client_that_leaves_during_its_response_gives_the_memory_back() ->
         reply = await client.ask(_binary(_tensor(9, LARGE)))
         assert (reply.status, reply.body[-4 * LARGE :]) == (200, _tensor(9, LARGE))
         await site.gateway.until_idle()
+
+
+class _SlowReader(SharedMemoryModel):
+    """A model that reads a request with tensors in its body once it ``may_read``."""
+
+    def __init__(self, *shape: int) -> None:
+        super().__init__(*shape)
+        self.may_read = asyncio.Event()
+        self.head = asyncio.Event()
+        self.values: set[float] = set()
+        """The values in the body, whether it was whole or not."""
+
+    async def __call__(self, connection: Connection) -> None:
+        """Respond to each request, but for the slow one."""
+        while True:
+            head = await connection.head()
+            size, header = int(head.get("Content-Length") or 0), int(head.get(HEADER_LENGTH) or 0)
+            if header and size > SIZE:
+                self.head.set()
+                await self.may_read.wait()
+                with suppress(ConnectionError):
+                    await self._read(connection, header, size)
+                return
+            body = await connection.reader.readexactly(size)
+            parts = head.target.strip("/").split("/")
+            if parts[1] == "systemsharedmemory":
+                await connection.send(self._manage(parts, body))
+            elif parts[-1] == "infer":
+                await connection.send(self._infer(ReceivedRequest(head, body)))
+            else:
+                await connection.send(self.metadata)
+
+    async def _read(self, connection: Connection, header: int, size: int) -> None:
+        body = b""
+        while len(body) < size and (part := await connection.reader.read(2**20)):
+            body += part
+        data = body[header:]
+        self.values = {
+            float(x) for x in np.unique(np.frombuffer(data[: len(data) // 4 * 4], "<f4"))
+        }
+
+
+async def test_unsent_body_of_a_client_that_left_is_never_another_ones() -> None:
+    model = _SlowReader(LARGE)
+    async with _site(size="64MiB", model=model) as (site, _):
+        size = 4 * LARGE
+        # An empty input keeps all of them out of shared memory, but not the outputs.
+        first = infer_binary(binary_header(size, 0, binary_output=True), _tensor(1, LARGE))
+        second = _binary(_tensor(2, LARGE))
+        async with site.gateway.client() as leaving:
+            await _after_its_head(site, leaving, first)
+            await model.head.wait()
+        await until(lambda: not site.gateway.gateway.listener._active_calls)
+        async with site.gateway.client() as other:
+            await other.send(second[:-1])
+            await until(partial(_has_received, site, size))
+            model.may_read.set()
+            await until(lambda: model.values)
+            assert model.values == {1.0}
+            await other.send(second[-1:])
+            assert (await other.read_response()).body[-size:] == _tensor(2, LARGE)
+        await until(lambda: site.memory == EMPTY)
+
+
+async def test_body_is_not_placed_if_several_upstreams_may_get_it() -> None:
+    other = SharedMemoryModel(ELEMENTS)
+    async with ScriptedServer(other) as server:
+        others = {"others": {"endpoints": [server.url], "dialect": "triton"}}
+        weights = {"servers": 1_000_000, "others": 1}
+        route = {"upstream": [{"name": each, "weight": n} for each, n in weights.items()]}
+        async with _site(others=others, route=route) as (site, client):
+            text = _binary(_tensor(1))
+            end = text.index(b"\r\n\r\n") + 4
+            await client.send(text[:end])
+            await until(lambda: site.gateway.gateway.listener._active_calls)
+            assert site.memory == EMPTY
+            await client.send(text[end:])
+            assert (await client.read_response()).body[-SIZE:] == _tensor(1)
+
+
+async def test_large_body_that_goes_over_the_socket_is_streamed() -> None:
+    model = _SlowReader(LARGE)
+    async with _site(size="64MiB", model=model) as (site, client):
+        size = 4 * LARGE
+        text = infer_binary(binary_header(size, 0, binary_output=True), _tensor(1, LARGE))
+        await _after_its_head(site, client, text)
+        await model.head.wait()
+        await until(partial(_has_received, site, size))
+        buffers = site.gateway.gateway.listener.buffers
+        assert buffers.buffered < size // 2  # what waits for the server is counted once
+        model.may_read.set()
+        assert (await client.read_response()).status == 502  # it reads, and closes
+        assert model.values == {1.0}
+        await until(lambda: site.memory == EMPTY)

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import numpy as np
+import pytest
 
 from gateway.observe import families
-from tests.support.gateway import RunningGateway, running_gateway, served, until
+from tests.support.gateway import UPSTREAM, RunningGateway, running_gateway, served, until
+from tests.support.http_messages import http_response
 from tests.support.inference_messages import binary_header, infer_binary
 from tests.support.raw_client import RawClient
-from tests.support.servers.scripted_server import ScriptedServer
+from tests.support.servers.scripted_server import ReceivedRequest, ScriptedServer
 from tests.support.servers.shared_memory_server import SharedMemoryModel
 
 ELEMENTS = 16_384
@@ -161,3 +165,43 @@ async def test_request_in_memory_goes_elsewhere_if_its_server_cannot_be_reached(
             async with gateway.client() as client:
                 reply = await client.ask(_request())
                 assert (reply.status, reply.body[-len(TENSOR) :]) == (200, TENSOR)
+
+
+class _Faulty(SharedMemoryModel):
+    """A model that answers the next infer request with ``answer``, or closes if it is empty."""
+
+    answer: bytes | None = None
+
+    def _infer(self, received: ReceivedRequest) -> bytes:
+        answer, self.answer = self.answer, None
+        if answer == b"":
+            raise ConnectionResetError
+        return super()._infer(received) if answer is None else answer
+
+
+async def test_call_that_is_not_sent_again_after_a_close_was_in_shared_memory() -> None:
+    model = _Faulty(ELEMENTS)
+    async with _seen(model) as seen:
+        model.answer = b""
+        header = json.loads(binary_header(len(TENSOR), binary_output=True))
+        header["parameters"]["sequence_id"] = 1
+        reply = await seen.client.ask(infer_binary(json.dumps(header).encode(), TENSOR))
+        assert (reply.status, "may have executed" in reply.error) == (502, True)
+        await seen.gateway.until_idle()
+        assert set(seen._counts()) == {("inputs", *SHARED), ("outputs", *SHARED)}
+
+
+@pytest.mark.parametrize("wait", [0.0, 0.2])
+async def test_error_of_outputs_that_are_not_there_names_the_server(wait: float) -> None:
+    model = _Faulty(ELEMENTS)
+    async with _seen(model) as seen:
+        model.answer = http_response(b'{"model_name":"m","outputs":[]}')
+        request = _request()
+        await seen.client.send(request[:-1])
+        await asyncio.sleep(wait)  # the fast path waits less for the rest
+        await seen.client.send(request[-1:])
+        reply = await seen.client.read_response()
+        assert reply.status == 502
+        assert (
+            reply.error == f"{UPSTREAM}: the server's response does not have the requested outputs"
+        )

@@ -40,7 +40,8 @@ class SharedMemoryModel:
         for kind in ("IN", "OUT"):
             entry = {"name": f"{kind}0", "datatype": "FP32", "shape": list(shape)}
             model[f"{kind.lower()}puts"] = [entry]
-        self._model = json.dumps(model).encode()
+        self.metadata = http_response(json.dumps(model).encode())
+        """The response that describes the model."""
 
     async def __call__(self, connection: Connection) -> None:
         """Respond to each request."""
@@ -58,7 +59,7 @@ class SharedMemoryModel:
                 await self.may_respond.wait()
                 await connection.send(response)
             else:
-                await connection.send(http_response(self._model))
+                await connection.send(self.metadata)
 
     def _manage(self, parts: list[str], body: bytes) -> bytes:
         action, name = parts[-1], parts[3] if len(parts) > 3 else ""
