@@ -97,7 +97,7 @@ def shared(
             tmp_path_factory.mktemp("gateway"),
             server,
             shared_memory={"size": MEMORY, "min_bytes": request.param},
-            settings={"limits": {"min_body_rate": 0}},
+            settings={"limits": {"min_body_rate": 0, "idle_timeout": "24h"}},
         ) as gateway,
         socket.create_connection((gateway.host, gateway.port)) as holding,
     ):
