@@ -122,7 +122,9 @@ def via_memory(shared: Gateway) -> Iterator[Target]:
 
 
 def _endless_upload() -> bytes:
-    body, headers = with_header(np.zeros((MEMORY - FREE) // 4, np.float32), MEMORY - FREE)
+    # Its header lies in a page before the tensor.
+    size = MEMORY - FREE - 4096
+    body, headers = with_header(np.zeros(size // 4, np.float32), size)
     whole = request("POST", "/v2/models/identity_fp32/infer", body, headers)
     return whole[: len(whole) - MEMORY // 2]
 
