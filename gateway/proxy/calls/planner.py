@@ -244,7 +244,7 @@ class Planner:
         if policy is None or start is None or len(endpoints) != 1 or plan.mirror is not None:
             return None
         lane, dialect = endpoints[0].shared_memory, destination.upstream.dialect_state.dialect
-        if lane is None or dialect is None or not dialect.binary:
+        if lane is None or dialect is None or not plan.handler.sends_binary(destination.upstream):
             return None
         if size - start < policy.min_bytes or size > destination.limits.max_request_bytes:
             return None
