@@ -30,6 +30,7 @@ from gateway.system.shared_memory import (
 )
 from gateway.upstream.control_client import ControlResponse, send_control_request
 from gateway.upstream.exchange import ResponseFuture
+from gateway.upstream.grpc.endpoint import read_outcome
 from gateway.upstream.transport import (
     FieldLines,
     RequestTemplate,
@@ -53,8 +54,9 @@ _CLOSE_TIMEOUT: Final = 5.0
 """Seconds that ``close`` waits for slices in use."""
 _ORPHAN_TIMEOUT: Final = 300.0
 """Seconds for which a response that nobody wants is waited for."""
-_OF_PROXIES: Final = (502, 503, 504)
-"""Statuses with which a proxy before the server may give a request up that still runs."""
+_MAY_RUN: Final = (499, 502, 503, 504)
+"""Statuses of requests that may still run: a proxy before the server has given them up, or the
+server itself over gRPC, as their time is over."""
 _NEVER_SENT: Final = (ErrorKind.UNREACHABLE, ErrorKind.EXHAUSTED)
 """Errors of requests of which the server has got nothing."""
 
@@ -338,7 +340,7 @@ async def _read_to_end(sending: asyncio.Future[UpstreamResponse], slices: Sequen
             with closing(response), suppress(GatewayError):
                 while await response.read():
                     pass
-                if response.status not in _OF_PROXIES:
+                if response.final_status not in _MAY_RUN:
                     _release(slices)
 
 
@@ -353,7 +355,6 @@ class _SliceResponse(WrappedResponse):
         self._slices = slices
         self._received = 0
         self._ended = False
-        self._is_certain = response.status not in _OF_PROXIES
         self._is_left = False
         """Whether somebody else reads its rest."""
 
@@ -363,7 +364,7 @@ class _SliceResponse(WrappedResponse):
         self._received += len(piece)
         if not self._ended and (not piece or self._received == self.content_length):
             self._ended = True
-            if self._is_certain:
+            if self.final_status not in _MAY_RUN:
                 _release(self._slices)
         return piece
 
@@ -422,7 +423,7 @@ class _SliceExchange(ReservedConnection):
     ) -> bool:
         """Release the slices; then the receiver has the response."""
         self._is_over = True
-        if head.status not in _OF_PROXIES:
+        if read_outcome(head, trailers)[0] not in _MAY_RUN:
             _release(self._slices)
         self.head_delay = self._connection.head_delay
         assert self._receiver is not None
