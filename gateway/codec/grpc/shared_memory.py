@@ -184,7 +184,7 @@ def read_sharable(start: bytes, size: int, header_cap: int, tensor_cap: int) -> 
     """
     request = read_request_start(start, header_cap, tensor_cap)
     sizes = [each.binary_size or 0 for each in request.head.inputs]
-    if not all(sizes):
+    if not sizes or not all(sizes):
         return None
     contents = sum(sizes) + sum(len(varint_field(fields.RAW_INPUT_CONTENTS, n)) for n in sizes)
     return request if len(start) + contents == size else None

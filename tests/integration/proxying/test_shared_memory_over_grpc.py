@@ -157,3 +157,197 @@ def test_tensors_of_http_clients_come_back_as_they_were_sent(
 
 def _check(client: Client, number: int, form: Any) -> None:
     assert call_over_http(client, pattern(number), form) == 200
+
+
+# ------------------------------------------------------------------------------- gRPC clients
+
+
+@contextmanager
+def stub_of(gateway: SharingGateway, **options: Any) -> Iterator[Any]:
+    """Connect over gRPC."""
+    sizes = [(f"grpc.max_{each}_message_length", -1) for each in ("send", "receive")]
+    with grpc.insecure_channel(gateway.gateway.address, options=sizes, **options) as channel:
+        yield service_pb2_grpc.GRPCInferenceServiceStub(channel)
+
+
+def message_of(values: Any, **more: Any) -> Any:
+    message = service_pb2.ModelInferRequest(model_name="image", **more)
+    message.inputs.add(name="INPUT0", datatype="FP32", shape=values.shape)
+    message.raw_input_contents.append(values.tobytes())
+    return message
+
+
+def call_over_grpc(stub: Any, values: Any, message: Any = None, **options: Any) -> Any:
+    """Make a call; fail if it returns other values than were sent."""
+    response = stub.ModelInfer(message or message_of(values), **options)
+    (output,) = response.outputs
+    assert list(output.shape) == list(values.shape)
+    (data,) = response.raw_output_contents
+    assert data == values.tobytes()
+    return response
+
+
+def test_tensors_of_grpc_clients_come_back_as_they_were_sent(shared: SharingGateway) -> None:
+    with stub_of(shared) as stub:
+        for number in range(5):
+            values = pattern(number)
+            assert shared.went(lambda v=values: call_over_grpc(stub, v)) == SHARED
+
+
+def test_id_parameters_and_listed_outputs_of_a_message_are_kept(shared: SharingGateway) -> None:
+    values = pattern(1)
+    message = message_of(values, id="mine", model_version="1")
+    message.parameters["priority"].uint64_param = 1
+    message.outputs.add(name="OUTPUT0")
+    with stub_of(shared) as stub:
+        response = call_over_grpc(stub, values, message)
+    assert (response.model_name, response.model_version, response.id) == ("image", "1", "mine")
+    (output,) = response.outputs
+    assert (output.name, output.datatype) == ("OUTPUT0", "FP32")
+    assert not output.parameters
+
+
+def test_error_of_a_message_in_shared_memory_is_that_of_the_server(
+    shared: SharingGateway, server: TritonServer
+) -> None:
+    message = message_of(pattern(1))
+    message.inputs[0].shape[:] = [1, 224, 224, 3]
+    errors = []
+    with (
+        stub_of(shared) as stub,
+        grpc.insecure_channel(f"{HOST}:{server.grpc_port}") as channel,
+    ):
+        for each in (stub, service_pb2_grpc.GRPCInferenceServiceStub(channel)):
+            with pytest.raises(grpc.RpcError) as caught:
+                each.ModelInfer(message)
+            errors.append((caught.value.code(), caught.value.details()))
+    assert errors[0] == errors[1]
+    assert errors[0][0] is grpc.StatusCode.INVALID_ARGUMENT
+
+
+def _other_messages() -> dict[str, Any]:
+    """Return messages that do not go through shared memory."""
+    values = pattern(1)
+    typed = service_pb2.ModelInferRequest(model_name="image")
+    tensor = typed.inputs.add(name="INPUT0", datatype="FP32", shape=values.shape)
+    tensor.contents.fp32_contents.extend(values.ravel())
+    small = service_pb2.ModelInferRequest(model_name="identity_fp32")
+    small.inputs.add(name="INPUT0", datatype="FP32", shape=[1])
+    small.raw_input_contents.append(b"1234")
+    return {"typed": typed, "small": small}
+
+
+@pytest.mark.parametrize("kind", ["typed", "small"])
+def test_message_of_another_kind_passes_as_it_came(shared: SharingGateway, kind: str) -> None:
+    before = shared.counts()
+    with stub_of(shared) as stub:
+        response = stub.ModelInfer(_other_messages()[kind])
+        assert len(response.raw_output_contents[0]) == (4 if kind == "small" else _SIZE)
+    assert shared.counts() == before
+
+
+def test_compressed_message_passes_as_it_came(shared: SharingGateway) -> None:
+    values = np.zeros((1, 3, 224, 224), np.float32)
+    before = shared.counts()
+    with stub_of(shared) as stub:
+        call_over_grpc(stub, values, compression=grpc.Compression.Gzip)
+    assert shared.counts() == before
+
+
+def test_message_whose_contents_do_not_fit_gets_the_error_of_the_server(
+    shared: SharingGateway,
+) -> None:
+    message = message_of(pattern(1))
+    message.inputs[0].shape[:] = [2, 3, 224, 224]
+    before = shared.counts()
+    with stub_of(shared) as stub, pytest.raises(grpc.RpcError) as caught:
+        stub.ModelInfer(message)
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert shared.counts() == before
+
+
+def test_grpc_clients_of_a_server_over_http_share_memory(
+    server: TritonServer, tmp_path: Path
+) -> None:
+    http = {"endpoints": [server.http_url]}
+    with gateway_over_grpc(tmp_path, server, **http) as gateway, stub_of(gateway) as stub:
+        call_over_grpc(stub, pattern(0))
+        until(lambda: gateway.went(lambda: call_over_grpc(stub, pattern(0))) == SHARED)
+        for number in range(5):
+            call_over_grpc(stub, pattern(number))
+
+
+# ------------------------------------------------------------------------------- faults
+
+
+def test_more_calls_than_slices_take_the_socket(shared: SharingGateway) -> None:
+    def calls(worker: int) -> None:
+        if worker % 2:
+            with stub_of(shared) as stub:
+                for i in range(10):
+                    call_over_grpc(stub, pattern(100 * worker + i))
+        else:
+            with shared.client() as client:
+                for i in range(10):
+                    _check(client, 100 * worker + i, raw_request)
+
+    with ThreadPoolExecutor(24) as pool:
+        list(pool.map(calls, range(24)))
+    assert shared.counts()["inputs", "socket", "full"]
+
+
+@pytest.mark.parametrize("seconds", [0.001, 0.003, 0.006, 0.02])
+def test_client_that_leaves_harms_no_other(shared: SharingGateway, seconds: float) -> None:
+    with stub_of(shared) as leaving, stub_of(shared) as stub:
+        for number in range(20):
+            with pytest.raises((grpc.RpcError, grpc.FutureTimeoutError, grpc.FutureCancelledError)):
+                call = leaving.ModelInfer.future(message_of(pattern(1)))
+                try:
+                    call.result(timeout=seconds)
+                finally:
+                    call.cancel()
+                raise grpc.FutureTimeoutError
+            call_over_grpc(stub, pattern(number))
+
+
+def test_deadline_of_a_client_harms_no_other(shared: SharingGateway) -> None:
+    with stub_of(shared) as stub:
+        for number in range(20):
+            try:
+                call_over_grpc(stub, pattern(1), timeout=0.004)
+            except grpc.RpcError as error:
+                assert error.code() is grpc.StatusCode.DEADLINE_EXCEEDED  # noqa: PT017
+            call_over_grpc(stub, pattern(number))
+
+
+def test_region_that_somebody_unregisters_is_replaced(
+    shared: SharingGateway, server: TritonServer
+) -> None:
+    forgotten = {"inputs": ("socket", "forgotten"), "outputs": ("socket", "forgotten")}
+    with stub_of(shared) as stub, shared.client() as client:
+        calls = [
+            lambda: call_over_grpc(stub, pattern(1)),
+            lambda: _check(client, 2, binary_request),
+            lambda: _check(client, 3, json_request),
+        ]
+        for call in calls:
+            before = our_regions(server)
+            with Client(HOST, server.http_port) as other:
+                assert other.send("POST", "/v2/systemsharedmemory/unregister", b"").status == 200
+            assert shared.went(call) == forgotten
+            until(lambda: our_regions(server))
+            assert our_regions(server) != before
+            until(lambda c=call: shared.went(c) == SHARED)
+
+
+def test_server_that_is_restarted_gets_another_region(tmp_path: Path) -> None:
+    with TritonServer(named("image")) as server, ExitStack() as stack:
+        gateway = stack.enter_context(gateway_over_grpc(tmp_path, server))
+        stub = stack.enter_context(stub_of(gateway))
+        call_over_grpc(stub, pattern(1))
+        server.stop(0)
+        server.start()
+        for number in range(3):
+            call_over_grpc(stub, pattern(number), wait_for_ready=True)
+        until(lambda: our_regions(server))
+        call_over_grpc(stub, pattern(4))
