@@ -228,8 +228,8 @@ class Upstream(Section):
         SharedMemory | None,
         BeforeValidator(_shared_memory, json_schema_input_type=Literal["auto"] | SharedMemory),
     ] = None
-    """Shared memory for large tensors, in front of a Triton on the same machine, over HTTP. The
-    endpoint's address is on loopback or a Unix socket. With auto, that is {size: 256MiB,
-    min_bytes: 128KiB}. Where it cannot be, the log says why, and tensors go over the socket."""
+    """Shared memory for large tensors, in front of a Triton on the same machine. The endpoint's
+    addresses are on loopback or a Unix socket. With auto, that is {size: 256MiB, min_bytes:
+    128KiB}. Where it cannot be, the log says why, and tensors go over the socket."""
     required: StrictBool = True
     """Whether the gateway is ready only if this upstream is."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from typing import Final
@@ -40,6 +40,7 @@ from gateway.system.shared_memory import (
 from gateway.upstream.address import TcpAddress, parse_server_url
 from gateway.upstream.control_client import ControlResponse, send_control_request
 from gateway.upstream.exchange import ResponseFuture
+from gateway.upstream.grpc.endpoint import read_outcome
 from gateway.upstream.transport import (
     FieldLines,
     RequestTemplate,
@@ -70,9 +71,10 @@ MAX_ABANDONED: Final = 64
 """Responses that are waited for at a time although nobody wants them. Each keeps a task and a
 connection for up to ``patience``. A server that works ends them soon, and few wait at a time; with
 one that hangs, each call that is given up would add one, and lose its slices all the same."""
-_OF_PROXIES: Final = (502, 503, 504)
-"""Statuses with which a proxy before the server may give a request up that still runs."""
-_UNCERTAIN: Final = (400, *_OF_PROXIES)
+_MAY_RUN: Final = (499, 502, 503, 504)
+"""Statuses of requests that may still run: a proxy before the server has given them up, or the
+server itself over gRPC, as their time is over."""
+_UNCERTAIN: Final = (400, 502, 503, 504)
 """Statuses of a registration that may have been done: Triton refuses a known name with 400."""
 _NEVER_SENT: Final = (ErrorKind.UNREACHABLE, ErrorKind.EXHAUSTED)
 """Errors of requests of which the server has got nothing."""
@@ -248,11 +250,13 @@ class SharedMemoryLane:
         else:
             self._lose(slices)
 
-    def end_complete(self, head: ResponseHead | UpstreamResponse, slices: Sequence[Slice]) -> None:
+    def end_complete(
+        self, status: int, headers: Mapping[str, str], slices: Sequence[Slice]
+    ) -> None:
         """Release the slices of a request whose whole response has come."""
-        # Triton's own errors are JSON; proxies send text and pages.
-        is_json = head.headers.get("Content-Type", "").startswith("application/json")
-        if head.status in _OF_PROXIES and not is_json:
+        # Triton's own errors over HTTP are JSON; proxies send text and pages.
+        is_json = headers.get("Content-Type", "").startswith("application/json")
+        if status in _MAY_RUN and not is_json:
             self._lose(slices)
         else:
             _release(slices)
@@ -295,7 +299,7 @@ class SharedMemoryLane:
             self._lose(slices)
             raise
         else:
-            self.end_complete(response, slices)
+            self.end_complete(response.final_status, response.headers, slices)
 
     def _lose(self, slices: Sequence[Slice]) -> None:
         for each in slices:
@@ -537,7 +541,7 @@ class _SliceResponse(WrappedResponse):
         self._received += len(piece)
         if not self._ended and (not piece or self._received == self.content_length):
             self._ended = True
-            self._lane.end_complete(self, self._slices)
+            self._lane.end_complete(self.final_status, self.headers, self._slices)
         return piece
 
     def close(self) -> None:
@@ -595,7 +599,8 @@ class _SliceExchange(ReservedConnection):
     ) -> bool:
         """Release the slices; then the receiver has the response."""
         self._is_over = True
-        self._lane.end_complete(head, self._slices)
+        status, _ = read_outcome(head, trailers)
+        self._lane.end_complete(status, head.headers, self._slices)
         self.head_delay = self._connection.head_delay
         assert self._receiver is not None
         return self._receiver.on_complete(head, body, trailers)

@@ -189,9 +189,11 @@ def build_pool(
         return drains_cancelled(declared.grpc_cancellation, state.dialect)
 
     def connect(address: ServerAddress) -> UpstreamEndpoint:
-        if (grpc_address := address.grpc_address) is not None:
-            return DualEndpoint(connect_to(address), connect_to(grpc_address))
-        return connect_to(address)
+        endpoint = connect_to(address)
+        if address.grpc_address is not None:
+            endpoint = DualEndpoint(endpoint, connect_to(address.grpc_address))
+        endpoint.shared_memory = _shared_memory_lane(endpoint, address, declared)
+        return endpoint
 
     def connect_to(address: ServerAddress) -> UpstreamEndpoint:
         is_http2 = address.scheme == "grpc"
@@ -201,9 +203,7 @@ def build_pool(
         headers = spec.own_request_headers
         options = EndpointOptions(spec.connect_timeout, idle_timeout, buffers, headers, public_name)
         if not is_http2:
-            endpoint = HttpEndpoint(address, options, declared.retry_stale)
-            endpoint.shared_memory = _shared_memory_lane(endpoint, address, declared)
-            return endpoint
+            return HttpEndpoint(address, options, declared.retry_stale)
         drained = DrainedStreams(drains)
         if concurrency_limit is not None:
             drained.counters.append(concurrency_limit)
@@ -239,9 +239,11 @@ def _shared_memory_lane(
     endpoint: UpstreamEndpoint, address: ServerAddress, declared: UpstreamSettings
 ) -> SharedMemoryLane | None:
     policy = _shared_memory_policy(declared)
-    if policy is None or declared.inference_protocol == "grpc":
+    if policy is None:
         return None
-    why_not = "" if address.is_local else "its address is not on this machine"
+    addresses = [each for each in (address, address.grpc_address) if each is not None]
+    is_local = all(each.is_local for each in addresses)
+    why_not = "" if is_local else "its address is not on this machine"
     if declared.retry_stale != "infer":
         why_not = "it takes retry_stale: infer"
     return SharedMemoryLane(endpoint, policy, why_not)

@@ -70,6 +70,18 @@ def read_infer_request(data: Buffer, header_cap: int, tensor_cap: int = MAX_TENS
     return ReadRequest(model, version, InferRequest(head, request_id, tuple(tensors)), is_raw)
 
 
+def read_request_start(
+    data: Buffer, header_cap: int, tensor_cap: int = MAX_TENSORS
+) -> InferRequest:
+    """Read a ModelInferRequest up to its raw contents, which are missing in the request.
+
+    An input has no size if that does not follow from its shape. Raises GatewayError as above.
+    """
+    (_, _, head), request_id = _REQUESTS.read_start(data, header_cap, tensor_cap)
+    sizes = tuple(each.binary_size for each in head.inputs if each.binary_size is not None)
+    return InferRequest(head, request_id, sizes)
+
+
 def _make_request_head(
     parts: MessageParts, sizes: Sequence[int | None]
 ) -> tuple[str, str, InferRequestHead]:

@@ -96,6 +96,25 @@ class MessageKind(Generic[Head]):
         tensors = [chunks for chunks in found if chunks is not None]
         return head, message_id, tensors, not any(each.contents for each in parts.tensors)
 
+    def read_start(self, data: Buffer, header_cap: int, tensor_cap: int) -> tuple[Head, str | None]:
+        """Read a message up to its raw contents, which have the sizes that their shapes tell.
+
+        Returns its head and its id. A tensor has no size if that is not known, or if it has typed
+        contents. Raises GatewayError as above.
+        """
+        budget = HeaderBudget(header_cap, tensor_cap, self.words)
+        try:
+            message_id, _, ranges = _split(data, self.raw_tag, budget)
+            rest = b"".join(data[start:end] for start, end in _pairs(ranges))
+            key = rest, (), tensor_cap  # no raw message has this one
+            head = self._heads.get(key)
+            if head is None:
+                parts = MessageParts(rest, (0, len(rest)), budget.unspent())
+                head = self._heads.put(key, self.make_head(parts, _fixed_sizes(parts.tensors)))
+        except WireError as error:
+            raise self.words.invalid_protobuf(error) from None
+        return head, message_id
+
     def _read_raw(
         self, data: Buffer, ranges: Sequence[int], sizes: tuple[int, ...], budget: HeaderBudget
     ) -> Head:
@@ -221,7 +240,7 @@ class MessageParts:
                 if tag == fields.TENSORS:
                     tensor = reader.enter()
                     budget.spend(tensor.position - reader.field_start)
-                    self.tensors.append(_read_tensor(tensor, len(self.tensors), budget))
+                    self.tensors.append(read_tensor(tensor, len(self.tensors), budget))
                 else:
                     budget.spend(reader.size_ahead(tag))
                     self._read_field(reader, tag)
@@ -279,7 +298,7 @@ class ParsedTensor:
         return SHARED_MEMORY in self.parameters
 
 
-def _read_tensor(reader: WireReader, index: int, budget: HeaderBudget) -> ParsedTensor:
+def read_tensor(reader: WireReader, index: int, budget: HeaderBudget) -> ParsedTensor:
     """Read an input or an output, number ``index`` of its message, without its data.
 
     Raises WireError, and GatewayError (400, 502) that names the tensor for an unknown datatype or
@@ -334,6 +353,15 @@ def _read_dimensions(reader: WireReader, tag: int, shape: list[int]) -> None:
 
 
 # ------------------------------------------------------------------------------------- data
+
+
+def _fixed_sizes(tensors: Sequence[ParsedTensor]) -> list[int | None]:
+    """Return the size that each tensor's raw contents have by its shape; None if it has none."""
+    sizes: list[int | None] = []
+    for tensor in tensors:
+        element = None if tensor.contents or tensor.in_shared_memory else tensor.datatype.size
+        sizes.append(element and element_count(tensor.shape) * element)
+    return sizes
 
 
 def _check_raw(
@@ -411,7 +439,7 @@ def _write_head(
     data: Iterator[Sequence[Buffer]] | None = None,
 ) -> Chunks:
     """Write all but names, id and raw contents, with ``data`` as typed contents if given."""
-    chunks: Chunks = [_write_parameters(fields.PARAMETERS, head.parameters, words.name, words)]
+    chunks: Chunks = [write_parameters(fields.PARAMETERS, head.parameters, words.name, words)]
     tensors: Sequence[InputTensor | OutputTensor] = ()
     tensors = head.inputs if isinstance(head, InferRequestHead) else head.outputs
     for tensor in tensors:
@@ -433,7 +461,7 @@ def _write_tensor(
             bytes_field(fields.TENSOR_NAME, tensor.name.encode()),
             bytes_field(fields.DATATYPE, tensor.datatype.name.encode()),
             bytes_field(fields.SHAPE, shape) if shape else b"",
-            _write_parameters(fields.TENSOR_PARAMETERS, tensor.parameters, label, words),
+            write_parameters(fields.TENSOR_PARAMETERS, tensor.parameters, label, words),
         )
     )
     contents: Chunks = []
@@ -448,7 +476,7 @@ def _write_tensor(
 def _write_requested_output(output: RequestedOutput, words: ErrorVocabulary) -> bytes:
     label = f"output '{output.name}'"
     entry = bytes_field(fields.REQUESTED_NAME, output.name.encode())
-    entry += _write_parameters(fields.REQUESTED_PARAMETERS, output.parameters, label, words)
+    entry += write_parameters(fields.REQUESTED_PARAMETERS, output.parameters, label, words)
     return bytes_field(fields.REQUESTED_OUTPUTS, entry + output.unknown_fields)
 
 
@@ -493,7 +521,7 @@ def _read_value(reader: WireReader, value: ParameterValue) -> ParameterValue:
     return value
 
 
-def _write_parameters(tag: int, parameters: Fields, label: str, words: ErrorVocabulary) -> bytes:
+def write_parameters(tag: int, parameters: Fields, label: str, words: ErrorVocabulary) -> bytes:
     """Write a map of parameters as fields with a tag; ``label`` names whose they are.
 
     Raises GatewayError (400, 502) that names a parameter whose value protobuf cannot carry: an

@@ -1,12 +1,12 @@
 """Requests whose tensors a server finds in shared memory, and responses that it leaves there.
 
-The extension of Triton: ``extension_shared_memory.md``. What the server gets and returns is the
-JSON alone; the rest of the gateway sees the binary form.
+The extension of Triton: ``extension_shared_memory.md``. Over HTTP the server gets and returns the
+JSON alone; the rest of the gateway sees the binary form. codec/grpc/shared_memory.py has gRPC's.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -14,7 +14,7 @@ import orjson
 
 from gateway.codec.v2.binary_request import input_fields, output_fields, write_binary_header
 from gateway.codec.v2.json_writer import tensor_fields
-from gateway.errors import bad_response
+from gateway.errors import GatewayError, bad_response
 from gateway.protocol.messages import Fields, InferRequest, RequestedOutput
 from gateway.protocol.response_header import parse_response_header, read_outputs
 from gateway.protocol.tensors import ModelMetadata, element_count
@@ -36,22 +36,15 @@ class SharedTensors:
     """The tensors of an infer request, which may go to the server through shared memory.
 
     ``data`` are those of all inputs, in order. ``output_sizes`` are the bytes of each output that
-    the server will return, by name; empty if one of them is not certain. ``unlisted`` as in
-    ``write_binary_header``.
+    the server will return, by name; empty if one of them is not certain. Subclasses write requests.
     """
 
     def __init__(
-        self,
-        request: InferRequest,
-        data: RequestData,
-        output_sizes: Mapping[str, int],
-        unlisted: tuple[str, ...] = (),
+        self, request: InferRequest, data: RequestData, output_sizes: Mapping[str, int]
     ) -> None:
         self.data = data
         self.output_sizes: Final = output_sizes
         self._request: Final = request
-        self._unlisted: Final = unlisted
-        self._outputs: Final = request.head.outputs or tuple(map(RequestedOutput, unlisted))
         # One that has no data, or has it in a region of the client, does without another.
         has_data = all(each.binary_size for each in request.head.inputs)
         self.input_size: Final = request.data_size if has_data else 0
@@ -72,6 +65,33 @@ class SharedTensors:
         return len(memory) - self.input_size if is_there else None
 
     @property
+    def _output_starts(self) -> dict[str, int]:
+        """Where each output begins in the memory of all."""
+        starts, position = {}, 0
+        for name, size in self.output_sizes.items():
+            starts[name] = position
+            position += size
+        return starts
+
+
+class SharedDocument(SharedTensors):
+    """The tensors of a request whose server gets JSON, or the binary form.
+
+    ``unlisted`` as in ``write_binary_header``.
+    """
+
+    def __init__(
+        self,
+        request: InferRequest,
+        data: RequestData,
+        output_sizes: Mapping[str, int],
+        unlisted: tuple[str, ...] = (),
+    ) -> None:
+        super().__init__(request, data, output_sizes)
+        self._unlisted: Final = unlisted
+        self._outputs: Final = request.head.outputs or tuple(map(RequestedOutput, unlisted))
+
+    @property
     def binary_header(self) -> bytes:
         """The JSON of the request in the binary form."""
         return write_binary_header(self._request, self._unlisted)
@@ -86,7 +106,7 @@ class SharedTensors:
                 continue
             size = tensor.binary_size
             assert size is not None
-            place = _shared(inputs, position, size)
+            place = place_parameters(inputs, position, size)
             entries.append(tensor_fields(tensor, {**tensor.parameters, **place}))
             position += size
         fields: Fields = {} if self._request.id is None else {"id": self._request.id}
@@ -104,12 +124,13 @@ class SharedTensors:
 
     def _write_outputs(self, place: Place) -> list[Fields]:
         listed = {each.name: each for each in self._outputs}
-        entries, position = [], 0
-        for name, size in self.output_sizes.items():
+        entries = []
+        for name, start in self._output_starts.items():
             output = listed.get(name) or RequestedOutput(name)
-            parameters = {**output.parameters, **_shared(place, position, size)}
-            entries.append({"name": name, **output.extra, "parameters": parameters})
-            position += size
+            shared = place_parameters(place, start, self.output_sizes[name])
+            entries.append(
+                {"name": name, **output.extra, "parameters": {**output.parameters, **shared}}
+            )
         return entries
 
     def read_response(self, document: bytes, memory: memoryview) -> tuple[bytes, list[memoryview]]:
@@ -118,22 +139,16 @@ class SharedTensors:
         ``memory`` is where the outputs are. Raises GatewayError (502) for a response that does not
         have the outputs that were asked for; each may be smaller than its place.
         """
-        starts, position = {}, 0
-        for name, size in self.output_sizes.items():
-            starts[name] = position
-            position += size
+        starts = self._output_starts
         fields = parse_response_header(document)
         outputs = read_outputs(fields)
-        if sorted(output.name for output in outputs) != sorted(starts):
-            raise bad_response("the server's response does not have the requested outputs")
+        check_output_names([output.name for output in outputs], starts)
         data = []
         for output, entry in zip(outputs, fields["outputs"], strict=True):
             has_place = output.datatype.size and "data" not in entry and not output.binary_size
             size = element_count(output.shape) * (output.datatype.size or 0)
             if not has_place or size > self.output_sizes[output.name]:
-                raise bad_response(
-                    f"output '{output.name}' of the server's response is not where it was asked for"
-                )
+                raise not_in_place(output.name)
             kept = {k: v for k, v in output.parameters.items() if k not in _PARAMETERS}
             entry["parameters"] = {**kept, "binary_data_size": size}
             start = starts[output.name]
@@ -141,7 +156,19 @@ class SharedTensors:
         return orjson.dumps(fields), data
 
 
-def _shared(place: Place, position: int, size: int) -> Fields:
+def check_output_names(names: Sequence[str], requested: Collection[str]) -> None:
+    """Refuse a response of other outputs; raises GatewayError (502)."""
+    if sorted(names) != sorted(requested):
+        raise bad_response("the server's response does not have the requested outputs")
+
+
+def not_in_place(name: str) -> GatewayError:
+    """Return the error of a response whose output is not in shared memory."""
+    return bad_response(f"output '{name}' of the server's response is not where it was asked for")
+
+
+def place_parameters(place: Place, position: int, size: int) -> Fields:
+    """Return the parameters of a tensor that is ``position`` bytes after a place."""
     return dict(zip(_PARAMETERS, (place.region, place.offset + position, size), strict=True))
 
 

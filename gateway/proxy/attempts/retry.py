@@ -16,7 +16,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Self, TypeVar
 
-from gateway.codec.v2.shared_memory import SharedTensors
 from gateway.errors import ErrorKind, GatewayError, ServerName, strip_tracebacks
 from gateway.observe.call_capture import CallCapture, CapturedAttempt, CapturedMessage
 from gateway.observe.call_record import CallRecord
@@ -26,6 +25,7 @@ from gateway.proxy.admission.concurrency_limit import acquire_all, release_all
 from gateway.proxy.admission.deadline import Deadline
 from gateway.proxy.attempts.attempt import Attempt
 from gateway.proxy.attempts.shared_memory import RequestSlice, SharedMemoryCall
+from gateway.proxy.attempts.shared_memory_forms import SharedMemoryForm
 from gateway.proxy.destination import Destination, Upstream
 from gateway.proxy.interfaces import Call
 from gateway.routing.retry import RetryPolicy
@@ -58,8 +58,8 @@ class UpstreamCall:
     tried once: unhealthy and ejected ones last.
 
     ``record`` gets the endpoint and the attempts. ``tried`` are endpoints that have failed before;
-    ``model`` is the one that the request names. ``tensors`` may go through shared memory, where
-    the request was received if it is ``placed``; of a response, see ``lends_memory``.
+    ``model`` is the one that the request names. Its tensors may go through shared memory in
+    a ``form``; the request was received there if it is ``placed``. See also ``lends_memory``.
     Raises GatewayError: that of the last endpoint, 503 for overload, 400 for a head that no server
     of the upstream accepts.
     """
@@ -75,7 +75,7 @@ class UpstreamCall:
         record: CallRecord,
         tried: tuple[UpstreamEndpoint, ...] = (),
         model: ModelName | None = None,
-        tensors: SharedTensors | None = None,
+        form: SharedMemoryForm | None = None,
         placed: RequestSlice | None = None,
         lends_memory: bool = False,
     ) -> None:
@@ -84,10 +84,10 @@ class UpstreamCall:
         self._deadline = deadline
         self._record = record
         self._shared: SharedMemoryCall | None = None
-        if tensors is not None and record.capture is None:
+        if form is not None and record.capture is None:
             name = "" if model is None else model.name
             self._shared = SharedMemoryCall(
-                request, tensors, name, destination.scheduler, placed, lends_memory
+                request, form, name, destination.scheduler, placed, lends_memory
             )
         hash_key = destination.upstream.pool.hash_key_of(request.headers)
         self._retry = RetryState(
@@ -206,7 +206,7 @@ def send_call(
     request: UpstreamRequest,
     *,
     to_any: bool = False,
-    tensors: SharedTensors | None = None,
+    form: SharedMemoryForm | None = None,
 ) -> UpstreamCall:
     """Send the request of a client's call to a server that has its model, or ``to_any`` server."""
     model = None if to_any else model_name_of(call.operation)
@@ -217,7 +217,7 @@ def send_call(
         call.deadline,
         record,
         model=model,
-        tensors=tensors,
+        form=form,
         placed=placed,
         lends_memory=call.response.can_wait_until_sent,
     )

@@ -4,27 +4,31 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from mmap import mmap
 from typing import Final
 
 from multidict import CIMultiDict, CIMultiDictProxy
 
-from gateway.codec.v2.shared_memory import Place, SharedTensors
+from gateway.codec.grpc.contents import Chunks
+from gateway.codec.v2.shared_memory import Place
 from gateway.errors import GatewayError, name_server_in_errors
-from gateway.http1.head import HeadParser, ResponseHead
+from gateway.http1.head import ResponseHead, parse_lines
 from gateway.observe.call_record import CallRecord
-from gateway.protocol.request_header import HEADER_LENGTH
 from gateway.proxy.admission.conversion_scheduler import ConversionScheduler
 from gateway.proxy.admission.memory_budget import Reservation
 from gateway.proxy.attempts.attempt import Attempt
+from gateway.proxy.attempts.shared_memory_forms import (
+    FAILED,
+    NOT_FOUND,
+    SharedMemoryForm,
+    WrittenRequest,
+)
 from gateway.sizes import MAX_SERVER_DOCUMENT
 from gateway.system.buffers import MAX_WINDOW
 from gateway.system.shared_memory import Slice
 from gateway.upstream.http.connection import StaleConnectionError
 from gateway.upstream.transport import (
-    KEYED_RESPONSE_HEADERS,
-    RequestTemplate,
     SharedMemory,
     UpstreamRequest,
     UpstreamResponse,
@@ -44,10 +48,6 @@ _SMALL, _FULL, _UNAVAILABLE = "small", "full", "unavailable"
 _UNSUITABLE, _FORGOTTEN, STALE = "unsuitable", "forgotten", "stale"
 """Why tensors go over the socket: see docs/guide/metrics.md."""
 _OK: Final = 200
-_OF_FORM: Final = frozenset(("content-length", "content-type", "transfer-encoding"))
-"""Headers that say how a response is written."""
-_HEAD_PARSER: Final = HeadParser(KEYED_RESPONSE_HEADERS, noted=("content-length",))
-_NOT_FOUND, _FAILED = 404, 500
 
 
 class RequestSlice:
@@ -89,18 +89,6 @@ class RequestSlice:
             self.taken.end_call()
 
 
-@dataclass(frozen=True, slots=True)
-class SharedMemoryForm:
-    """How a buffered request goes through shared memory: its tensors, and what stands around them.
-
-    ``json`` is the template of requests that are JSON alone, ``binary`` that of the binary form.
-    """
-
-    tensors: SharedTensors
-    json: RequestTemplate
-    binary: RequestTemplate
-
-
 class SharedMemoryAttempt:
     """The slices of one attempt: where the tensors of its request go, and those of its response.
 
@@ -111,12 +99,13 @@ class SharedMemoryAttempt:
     def __init__(
         self,
         lane: SharedMemory,
-        tensors: SharedTensors,
+        form: SharedMemoryForm,
         model: str,
         placed: RequestSlice | None = None,
     ) -> None:
         self.lane: Final = lane
-        self._tensors: Final = tensors
+        self.form: Final = form
+        tensors = self._tensors = form.tensors
         self._model: Final = model
         self._placed: Slice | None = None
         """The slice that the request was received into, if the inputs are there."""
@@ -183,15 +172,9 @@ class SharedMemoryAttempt:
         self._reasons[tensors] = reason
         return taken
 
-    def write(self) -> tuple[list[bytes | memoryview], int | None]:
-        """Return the body of the request, and how much of it is JSON if it is in binary form."""
-        inputs = _place(self.inputs, self._input_start)
-        header = self._tensors.write_header(inputs, _place(self.outputs))
-        if self.inputs is not None:
-            return [header], None
-        # They are few, or there was no room for them.
-        assert isinstance(self._tensors.data, Sequence)
-        return [header, *self._tensors.data], len(header)
+    def write(self) -> WrittenRequest:
+        """Return the request without the tensors that are in slices."""
+        return self.form.write(_place(self.inputs, self._input_start), _place(self.outputs))
 
     def goes_over_socket(self, status: int, text: bytes | memoryview, record: CallRecord) -> bool:
         """Learn from an error; tell whether the server did not know the region: nothing ran then.
@@ -199,14 +182,14 @@ class SharedMemoryAttempt:
         The request can be sent over the socket.
         """
         # It names the region that it does not know, before it runs the model.
-        if status not in (_NOT_FOUND, _FAILED):
+        if status not in (NOT_FOUND, FAILED):
             return False
         text = bytes(text)
-        if status == _NOT_FOUND and (region := self.slices[0].region).encode() in text:
+        if status == NOT_FOUND and (region := self.slices[0].region).encode() in text:
             self.lane.forget_region(region)
             self.give_up(_FORGOTTEN, record)
             return True
-        if status == _FAILED and self.outputs is not None and _SLICE_TOO_SMALL in text:
+        if status == FAILED and self.outputs is not None and _SLICE_TOO_SMALL in text:
             self.lane.distrust(self._model)
         return False
 
@@ -220,22 +203,22 @@ class SharedMemoryAttempt:
         return status == _OK and self.outputs is not None and self.outputs.size > MAX_WINDOW
 
     def read_response(
-        self, head: ResponseHead, document: bytes | memoryview
+        self, status: int, head: ResponseHead, document: bytes | memoryview
     ) -> tuple[ResponseHead, bytes | memoryview]:
         """Return head and body of a complete response as they are without shared memory.
 
         The body is copied: it may be written to its client when another call has the slice. Raises
         GatewayError as ``read_outputs``.
         """
-        if self.outputs is None or head.status != _OK:
+        if self.outputs is None or status != _OK:
             return head, document
-        header, data = self.read_outputs(bytes(document))
-        return _binary_head(head, len(header)), b"".join((header, *data))
+        body = self.read_outputs(bytes(document))
+        return self.form.complete_head(head, body), b"".join(body)
 
-    def read_outputs(self, document: bytes) -> tuple[bytes, list[memoryview]]:
-        """Return a response as ``SharedTensors.read_response`` does; raises GatewayError (502)."""
+    def read_outputs(self, document: bytes) -> Chunks:
+        """Return a body with its outputs; see ``SharedMemoryForm.read_outputs``."""
         assert self.outputs is not None
-        return self._tensors.read_response(document, self.outputs.view)
+        return self.form.read_outputs(document, self.outputs.view)
 
     def tell(self, record: CallRecord) -> None:
         """Record how the tensors went."""
@@ -261,7 +244,7 @@ class SharedMemoryCall:
     def __init__(
         self,
         request: UpstreamRequest,
-        tensors: SharedTensors,
+        form: SharedMemoryForm,
         model: str,
         scheduler: ConversionScheduler,
         placed: RequestSlice | None = None,
@@ -270,7 +253,7 @@ class SharedMemoryCall:
         self.request = request
         self._lends_memory: Final = lends_memory
         self._placed: Final = placed
-        self._tensors: Final = tensors
+        self._form: Final = form
         self._model: Final = model
         self._scheduler: Final = scheduler
         self._attempts: list[SharedMemoryAttempt] = []
@@ -295,7 +278,7 @@ class SharedMemoryCall:
         it, and an empty one at its end. Raises what the body and ``send`` raise, and GatewayError
         (502).
         """
-        shared = SharedMemoryAttempt(lane, self._tensors, self._model, self._placed)
+        shared = SharedMemoryAttempt(lane, self._form, self._model, self._placed)
         self._attempts.append(shared)
         try:
             is_copied = shared.take_inputs() is not None
@@ -320,7 +303,7 @@ class SharedMemoryCall:
             shared.give_up(STALE, attempt.record)
             return None
         if shared.inputs is not None:
-            attempt.record.sent_bytes += self._tensors.input_size
+            attempt.record.sent_bytes += self._form.tensors.input_size
         return await finish_response(response, shared, attempt, self._lends_memory)
 
     async def _fill(
@@ -331,7 +314,7 @@ class SharedMemoryCall:
         is_copied: bool,
     ) -> None:
         """Read the inputs, and copy them into a slice if they do not come there by themselves."""
-        tensors = self._tensors
+        tensors = self._form.tensors
         if isinstance(tensors.data, Sequence):
             for position, part in _at_once(tensors.data) if is_copied else ():
                 inputs[position : position + len(part)] = part
@@ -346,34 +329,13 @@ class SharedMemoryCall:
                 inputs[position : position + len(piece)] = piece
                 position += len(piece)
         on_piece(b"")
-        tensors.data = [inputs]
-        self.request = replace(self.request, body=[tensors.binary_header, inputs])
+        self.request = replace(self.request, body=self._form.set_inputs(inputs))
 
     def _write(self, shared: SharedMemoryAttempt) -> UpstreamRequest:
-        body, header_size = shared.write()
-        headers = self.request.headers.copy()
-        headers.popall(HEADER_LENGTH, None)
-        headers["Content-Type"] = "application/json"
-        if header_size is not None:
-            headers["Content-Type"] = "application/octet-stream"
-            headers[HEADER_LENGTH] = str(header_size)
-        headers["Content-Length"] = str(sum(map(len, body)))
-        if shared.outputs is not None:
-            headers.popall("Accept-Encoding", None)
+        template, lines, body = shared.write()
+        headers = CIMultiDict([*template.headers, *parse_lines(lines)])
         # The connection does not send it again after a close: see ``STALE``.
         return replace(self.request, headers=headers, body=body, is_idempotent=False)
-
-
-def _binary_head(head: ResponseHead, header_size: int) -> ResponseHead:
-    """Return the head of the binary form for one of JSON."""
-    kept = b"".join([field.line for field in head.fields if field.lower not in _OF_FORM])
-    lines = b"HTTP/1.1 %d OK\r\n%bContent-Type: application/octet-stream\r\n%b: %d\r\n\r\n" % (
-        head.status,
-        kept,
-        HEADER_LENGTH.encode(),
-        header_size,
-    )
-    return _HEAD_PARSER.parse_response(lines, "POST")
 
 
 async def finish_response(
@@ -385,16 +347,14 @@ async def finish_response(
     Raises GatewayError (502) if the outputs are not where they were asked for.
     """
     with closed_on_error(response), name_server_in_errors(attempt.endpoint.name):
-        if response.status in (_NOT_FOUND, _FAILED):
-            replayed = _Replayed(response, bytes(await response.read()))
-            if shared.goes_over_socket(response.status, replayed.start, attempt.record):
-                response.close()
-                return None
-            return replayed
-        if shared.outputs is not None and response.status == _OK:
-            document = await _read_document(response)
-            header, data = shared.read_outputs(document)
-            return _OutputsResponse(response, header, data, lends_memory)
+        response, status, error = await shared.form.receive_error(response)
+        if shared.goes_over_socket(status, error, attempt.record):
+            response.close()
+            return None
+        if shared.outputs is not None and status == _OK:
+            body = shared.read_outputs(await _read_document(response))
+            headers = shared.form.complete_headers(response.headers, body)
+            return _OutputsResponse(response, headers, body, lends_memory)
     return response
 
 
@@ -425,49 +385,21 @@ def _at_once(pieces: Sequence[bytes | memoryview]) -> Iterator[tuple[int, bytes 
             position += len(part)
 
 
-class _Replayed(WrappedResponse):
-    """A response whose start was read."""
-
-    def __init__(self, response: UpstreamResponse, start: bytes) -> None:
-        super().__init__(response)
-        self.start: Final = start
-        self._is_read = False
-
-    @property
-    def error(self) -> str:
-        """Return the status and the message of an error; see UpstreamResponse."""
-        return self._response.error
-
-    async def read(self) -> bytes | memoryview:
-        if not self._is_read:
-            self._is_read = True
-            if self.start:
-                return self.start
-        return await self._response.read()
-
-
 class _OutputsResponse(WrappedResponse):
-    """A response in the binary form, whose data are in a slice."""
+    """A response whose outputs are in a slice; ``body`` has views of them."""
 
     def __init__(
         self,
         response: UpstreamResponse,
-        header: bytes,
-        data: Sequence[memoryview],
+        headers: CIMultiDict[str],
+        body: Sequence[bytes | memoryview],
         lends_memory: bool,
     ) -> None:
         super().__init__(response)
         self.lends_memory = lends_memory
-        size = len(header) + sum(map(len, data))
-        headers = CIMultiDict(response.headers)
-        headers.popall("Transfer-Encoding", None)
-        headers["Content-Type"] = "application/octet-stream"
-        headers["Content-Length"] = str(size)
-        headers[HEADER_LENGTH] = str(len(header))
         self.headers = CIMultiDictProxy(headers)
-        pieces = [part for each in data for part in _split(each, MAX_WINDOW)]
-        self._pieces = deque([header, *pieces])
-        self._size = size
+        self._pieces = deque(part for each in body for part in _split(each, MAX_WINDOW))
+        self._size = sum(map(len, body))
         self._read_bytes = 0
 
     @property

@@ -17,7 +17,6 @@ from gateway.observe.call_record import NO_LABELS, CallLabels, CallRecord
 from gateway.observe.call_trace import TRACE_HEADERS, TRACEPARENT, CallTrace
 from gateway.protocol.dialects import Dialect
 from gateway.protocol.operations import ModelName
-from gateway.protocol.request_header import HEADER_LENGTH
 from gateway.proxy.admission.concurrency_limit import release_all
 from gateway.proxy.admission.deadline import (
     Deadline,
@@ -200,19 +199,14 @@ class BufferedCall:
             return None
         model = self._plan.model
         name = "" if model is None else model.name
-        shared = SharedMemoryAttempt(lane, form.tensors, name, self._client.placed)
+        shared = SharedMemoryAttempt(lane, form, name, self._client.placed)
         self._shared = shared
         if (inputs := shared.take_inputs()) is not None:
             shared.fill(inputs)
         shared.take_outputs()
         if not shared.slices:
             return None
-        body, header_size = shared.write()
-        lines = b"Content-Length: %d\r\n" % sum(map(len, body))
-        template = form.json
-        if header_size is not None:
-            template = form.binary
-            lines += b"%b: %d\r\n" % (HEADER_LENGTH.encode(), header_size)
+        template, lines, body = shared.write()
         self._connection = lane.reserve(connection, shared.slices)
         added, passed = self._around
         return template, b"".join((added, lines, passed)), body
@@ -269,13 +263,14 @@ class BufferedCall:
             self._attempt.record_head(head.status, connection.head_delay)
             plan, shared = self._plan, self._shared
             if shared is not None and shared.slices:
-                if shared.returns_much(head.status):
+                status, error = shared.form.read_error(head, body, trailers)
+                if shared.returns_much(status):
                     return False
-                if shared.goes_over_socket(head.status, body, record):
+                if shared.goes_over_socket(status, error, record):
                     self._continue_over_socket()
                     return True
                 with name_server_in_errors(self._server):
-                    head, body = shared.read_response(head, body)
+                    head, body = shared.read_response(status, head, body)
             response = ServerResponse(
                 self._request,
                 head,

@@ -41,6 +41,7 @@ from gateway.protocol.grpc.status import GrpcStatus, http_status
 from gateway.protocol.operations import Operation, OperationKind, quote_name
 from gateway.protocol.response_header import is_success, response_header_length
 from gateway.proxy.admission.memory_budget import Reservation
+from gateway.proxy.attempts.shared_memory_forms import SharedMemoryForm, SharedOverGrpc
 from gateway.proxy.body_io import ResponseRelay, convert_message
 from gateway.proxy.calls.handler import (
     OK,
@@ -83,6 +84,7 @@ from gateway.proxy.grpc.own_services import serve_health, serve_reflection
 from gateway.proxy.grpc.passthrough import grpc_passthrough, relay_messages, wants_status
 from gateway.proxy.grpc.region_guard import MARK
 from gateway.proxy.grpc.request import NamedModel
+from gateway.proxy.grpc.shared_memory import share_buffered, without_encodings
 from gateway.proxy.headers import ResponseHeaderPolicy, end_to_end
 from gateway.proxy.infer.convert_buffered_request import ReceivedRequest
 from gateway.proxy.interfaces import Call, ResponseTemplate
@@ -143,7 +145,7 @@ class GrpcHandler(InferHandler):
         sent["TE"] = "trailers"
         sent.popall(WANTS_STATUS, None)
         self._passed_headers: Final = tuple(sent.items())
-        self._passed_templates: Final[dict[str, RequestTemplate]] = {}
+        self._passed_templates: Final[dict[tuple[str, bool], RequestTemplate]] = {}
 
     def sends_grpc(self, upstream: Upstream) -> bool:
         """Tell whether servers of the upstream get the calls over gRPC."""
@@ -170,19 +172,40 @@ class GrpcHandler(InferHandler):
             return self._convert_message(head, body, destination, seconds)
         if upstream.shared_memory is not None and MARK in body:
             return None  # the streaming path reads it, and may send the error
-        template = self._passed_template(upstream.dialect.grpc.service)
         line = b""
         if seconds and not upstream.drains_cancelled:  # else the server would cancel it itself
             left = min(seconds, destination.limits.request_timeout)
             line = f"{TIMEOUT}: {format_timeout(left)}\r\n".encode()
-        return ServerRequest(template, line, (body,), client_timeout=seconds, is_grpc=True)
+        return ServerRequest(
+            self._passed_template(upstream),
+            line,
+            (body,),
+            client_timeout=seconds,
+            is_grpc=True,
+            shared=self._share_passed(body, line, destination),
+        )
 
-    def _passed_template(self, service: str) -> RequestTemplate:
-        template = self._passed_templates.get(service)
+    def _share_passed(
+        self, body: bytes, line: bytes, destination: Destination
+    ) -> SharedMemoryForm | None:
+        policy = destination.upstream.shared_memory
+        if policy is None or len(body) < policy.min_bytes:
+            return None
+        message = share_buffered(body, self._operation, destination)
+        if message is None:
+            return None
+        return SharedOverGrpc(
+            message, self._passed_template(destination.upstream, shared=True), line
+        )
+
+    def _passed_template(self, upstream: Upstream, *, shared: bool = False) -> RequestTemplate:
+        service = upstream.dialect.grpc.service
+        template = self._passed_templates.get((service, shared))
         if template is None:
             target = self._rpc_target.replace(f"/{INFERENCE_SERVICE}/", f"/{service}/", 1)
-            template = RequestTemplate("POST", target, self._passed_headers)
-            self._passed_templates[service] = template
+            headers = without_encodings(self._passed_headers) if shared else self._passed_headers
+            template = RequestTemplate("POST", target, headers)
+            self._passed_templates[service, shared] = template
         return template
 
     def _convert_message(

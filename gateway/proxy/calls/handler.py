@@ -24,7 +24,7 @@ from gateway.protocol.grpc.status import GrpcStatus, http_status, status_name
 from gateway.protocol.messages import ALL_BINARY, OutputEncoding
 from gateway.protocol.operations import QUERIES, Operation, OperationKind
 from gateway.proxy.admission.deadline import Deadline
-from gateway.proxy.attempts.shared_memory import SharedMemoryForm
+from gateway.proxy.attempts.shared_memory_forms import SharedMemoryForm
 from gateway.proxy.body_io import ResponseRelay, passthrough, relay_response, relay_tensors
 from gateway.proxy.destination import Destination, Limits, Upstream
 from gateway.proxy.headers import ResponseHeaderPolicy, connection_options, end_to_end, with_body
@@ -266,6 +266,10 @@ class BufferedHandler(CallHandler):
     tensors_start: int | None = None
     """Where the tensors of a body begin, which may be received into shared memory; None if they are
     not as servers get them."""
+
+    def sends_binary(self, upstream: Upstream) -> bool:
+        """Tell whether servers of the upstream get tensors as they are in binary form."""
+        return False
 
     def sends_grpc(self, upstream: Upstream) -> bool:
         """Tell whether servers of the upstream get the calls over gRPC."""

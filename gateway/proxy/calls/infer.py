@@ -5,13 +5,15 @@ A V1 prediction is sent as the infer request that asks for the same.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import closing
 from dataclasses import replace
 from typing import Final
 
 from multidict import CIMultiDict, CIMultiDictProxy
 
+from gateway.codec.grpc.contents import Chunks
+from gateway.codec.grpc.shared_memory import SharedMessage
 from gateway.codec.v1.buffered_request import read_prediction
 from gateway.codec.v1.request import PredictRequestReader
 from gateway.codec.v2.binary_request import write_binary_header
@@ -22,7 +24,7 @@ from gateway.codec.v2.buffered_response import (
     convert_large_body,
 )
 from gateway.codec.v2.request import MAX_FAST_REQUEST
-from gateway.codec.v2.shared_memory import SharedTensors
+from gateway.codec.v2.shared_memory import SharedDocument
 from gateway.errors import GatewayError, ModelMismatchError, bad_request, name_server_in_errors
 from gateway.http1.head import RequestHead, ResponseHead
 from gateway.protocol.grpc.framing import frame
@@ -35,7 +37,11 @@ from gateway.protocol.tensors import ModelMetadata
 from gateway.protocol.v1 import error_document
 from gateway.proxy.admission.memory_budget import Reservation
 from gateway.proxy.attempts.retry import send_call
-from gateway.proxy.attempts.shared_memory import SharedMemoryForm
+from gateway.proxy.attempts.shared_memory_forms import (
+    SharedMemoryForm,
+    SharedOverGrpc,
+    SharedOverHttp,
+)
 from gateway.proxy.body_io import ClientBody, ResponseRelay, passthrough, prepend
 from gateway.proxy.calls.handler import (
     BufferedHandler,
@@ -116,14 +122,15 @@ class InferHandler(BufferedHandler):
     ) -> ServerRequest | None:
         """Return the request for a server."""
         is_scheduled = self._header_size is None and len(body) > MAX_UNSCHEDULED
-        if is_scheduled and not self._takes_binary(destination.upstream):
+        if is_scheduled and not self.sends_binary(destination.upstream):
             return None  # JSON of JSON takes several time slices
         if is_scheduled and not destination.scheduler.try_take_slice():
             return None  # requests of many clients may come in the same time slice
         received = read_buffered(self._operation, destination, self._header_size, body)
         return None if received is None else self._write(head, received, destination)
 
-    def _takes_binary(self, upstream: Upstream) -> bool:
+    def sends_binary(self, upstream: Upstream) -> bool:
+        """Tell whether servers of the upstream get tensors as they are in binary form."""
         dialect = upstream.dialect
         return dialect.grpc.takes_raw if self.sends_grpc(upstream) else dialect.binary
 
@@ -159,19 +166,18 @@ class InferHandler(BufferedHandler):
         """
         await check_request(call, received)
         destination, record = call.destination, call.response.record
-        tensors: SharedTensors | None = None
         with call.reserve() as reservation:
             if self.sends_grpc(destination.upstream):
-                complete = await with_all_data(received, destination, reservation)
+                placed = call.request.placed
+                complete = await with_all_data(received, destination, reservation, placed)
                 request = self._write_grpc(received, complete, destination)
             else:
                 unlisted = await outputs_to_list(call, received.request)
                 request = self._write_http(received, unlisted, destination)
-                tensors = None if request.shared is None else request.shared.tensors
             record.server_form = request.form
             record.request_elements = request.elements
             sent = request.for_attempts(request.lines, waits_for_chunks=True)
-            async with send_call(call, sent, tensors=tensors) as upstream_call:
+            async with send_call(call, sent, form=request.shared) as upstream_call:
                 response, server = upstream_call.response, upstream_call.server
                 relay = request.relay_of(
                     response, server, call.response, destination, call.deadline
@@ -203,12 +209,25 @@ class InferHandler(BufferedHandler):
         is_converted = dialect.binary == (self._header_size is None)
         elements = self._count_elements(received) if is_converted else 0
         form = "binary" if dialect.binary else "json"
-        tensors = shared_tensors(self._operation, destination, received, unlisted)
-        shared: SharedMemoryForm | None = None
-        if tensors is not None:
-            templates = self._template_for(False, True), self._template_for(True, True)
-            shared = SharedMemoryForm(tensors, *templates)
+        shared = self._share_over_http(received, unlisted, destination)
         return ServerRequest(template, lines, content, received, form, elements, shared=shared)
+
+    def _share_over_http(
+        self, received: ReceivedRequest, unlisted: tuple[str, ...], destination: Destination
+    ) -> SharedMemoryForm | None:
+        if not destination.upstream.dialect.binary:
+            return None
+        request = received.request
+
+        def make(sizes: Mapping[str, int]) -> SharedDocument:
+            return SharedDocument(request, received.body, sizes, unlisted)
+
+        tensors = shared_tensors(self._operation, destination, request, make)
+        if tensors is None:
+            return None
+        return SharedOverHttp(
+            tensors, self._template_for(False, True), self._template_for(True, True)
+        )
 
     def _write_grpc(
         self, received: ReceivedRequest, complete: InferRequest, destination: Destination
@@ -221,7 +240,27 @@ class InferHandler(BufferedHandler):
             self._grpc_templates[form.service] = template
         content = [frame(sum(map(len, message))), *message]
         elements = self._count_elements(received) if self._header_size is None else 0
-        return ServerRequest(template, b"", content, received, "grpc", elements, is_grpc=True)
+        shared = self._share_over_grpc(complete, message, template, destination)
+        return ServerRequest(
+            template, b"", content, received, "grpc", elements, is_grpc=True, shared=shared
+        )
+
+    def _share_over_grpc(
+        self,
+        request: InferRequest,
+        message: Chunks,
+        template: RequestTemplate,
+        destination: Destination,
+    ) -> SharedMemoryForm | None:
+        if not destination.upstream.dialect.grpc.takes_raw:
+            return None
+        start, contents = bytes(message[0]), message[1:]
+
+        def make(sizes: Mapping[str, int]) -> SharedMessage:
+            return SharedMessage(request, start, request.chunks, contents, sizes)
+
+        tensors = shared_tensors(self._operation, destination, request, make)
+        return None if tensors is None else SharedOverGrpc(tensors, template)
 
     def _count_elements(self, received: ReceivedRequest) -> int:
         head = received.request.head

@@ -246,7 +246,7 @@ class Planner:
         if len(endpoints) != 1 or not plan.choice.is_fixed:
             return None
         lane, dialect = endpoints[0].shared_memory, destination.upstream.dialect_state.dialect
-        if lane is None or dialect is None or not dialect.binary:
+        if lane is None or dialect is None or not plan.handler.sends_binary(destination.upstream):
             return None
         if size - start < policy.min_bytes or size > destination.limits.max_request_bytes:
             return None

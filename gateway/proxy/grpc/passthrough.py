@@ -7,7 +7,7 @@ the one, and ends the stream itself.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from http import HTTPStatus
@@ -17,6 +17,7 @@ from multidict import CIMultiDict, CIMultiDictProxy
 
 from gateway.codec.grpc.infer import read_infer_request, read_stream_response
 from gateway.codec.grpc.infer_message import read_requested_output
+from gateway.codec.grpc.shared_memory import SharedMessage
 from gateway.errors import ErrorKind, GatewayError, ServerName, bad_response, strip_tracebacks
 from gateway.observe.call_record import CallRecord
 from gateway.protocol.dialects import GrpcForm
@@ -45,18 +46,20 @@ from gateway.protocol.operations import OperationKind, quote_name
 from gateway.protocol.request_features import check_classified_outputs
 from gateway.proxy.admission.memory_budget import Reservation
 from gateway.proxy.attempts.retry import send_call
+from gateway.proxy.attempts.shared_memory_forms import SharedMemoryForm, SharedOverGrpc
 from gateway.proxy.body_io import Chunks, ClientBody, ResponseRelay, convert_message, prepend, write
 from gateway.proxy.errors import record_status, send_status, status_lines
 from gateway.proxy.filters.mirror import DiscardResponse
 from gateway.proxy.grpc.message import receive_messages
 from gateway.proxy.grpc.region_guard import RegionGuard
 from gateway.proxy.grpc.request import GrpcRequest
+from gateway.proxy.grpc.shared_memory import share_buffered, share_streamed, without_encodings
 from gateway.proxy.headers import end_to_end
 from gateway.proxy.infer.convert_request import model_metadata
 from gateway.proxy.interfaces import Call, ClientRequest, HeaderLines
 from gateway.upstream.grpc.endpoint import check_grpc_head, check_one_message
 from gateway.upstream.metadata_cache import UpstreamResponseError
-from gateway.upstream.transport import Body, UpstreamRequest, UpstreamResponse
+from gateway.upstream.transport import Body, RequestTemplate, UpstreamRequest, UpstreamResponse
 
 _ANY_SIZE = 2**62
 _UNKNOWN_MODEL: Final = (HTTPStatus.BAD_REQUEST, HTTPStatus.NOT_FOUND)
@@ -112,9 +115,14 @@ async def grpc_passthrough(
         body = _checked_messages(call, reservation)
     else:
         body = await _body(call, reservation)
-    upstream_request = UpstreamRequest("POST", target, headers, body, is_grpc=True)
     is_unary = not find_method(request.target.partition("?")[0]).response_streams
-    async with send_call(call, upstream_request) as upstream_call:
+    shared: SharedMemoryForm | None = None
+    if is_infer and is_unary:
+        body, shared = await _share(
+            call, body, RequestTemplate("POST", target, tuple(headers.items()))
+        )
+    upstream_request = UpstreamRequest("POST", target, headers, body, is_grpc=True)
+    async with send_call(call, upstream_request, form=shared) as upstream_call:
         received, server = upstream_call.response, upstream_call.server
         relay = ResponseRelay(received, server, call.response, call.destination, call.deadline)
         await relay_messages(relay, changes, is_unary=is_unary)
@@ -186,6 +194,24 @@ async def _body(call: Call, reservation: Reservation) -> Body:
     data = await body.read_all(reservation)
     await check_outputs(call, request)
     return (data,)
+
+
+async def _share(
+    call: Call, body: Body, template: RequestTemplate
+) -> tuple[Body, SharedMemoryForm | None]:
+    """Return the body, and how its message goes through shared memory, if it does."""
+    upstream = call.destination.upstream
+    if upstream.shared_memory is None or not upstream.dialect.grpc.takes_raw:
+        return body, None
+    message: SharedMessage | None = None
+    if isinstance(body, AsyncIterator):
+        body, message = await share_streamed(body, call.operation, call.destination)
+    elif isinstance(body, Sequence):
+        message = share_buffered(b"".join(body), call.operation, call.destination)
+    if message is None:
+        return body, None
+    template = replace(template, headers=without_encodings(template.headers))
+    return body, SharedOverGrpc(message, template)
 
 
 async def _checked_messages(call: Call, reservation: Reservation) -> Chunks:

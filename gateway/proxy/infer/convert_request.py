@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Mapping, Sequence
+from typing import TypeVar
 
 from gateway.codec.v1.request import PredictRequestReader
 from gateway.codec.v2.json_writer import JsonRequestWriter
@@ -41,6 +42,8 @@ from gateway.sizes import CONVERT_CHUNK, ENCODE_CHUNK, MAX_UNSCHEDULED
 from gateway.upstream.metadata_cache import UpstreamResponseError
 from gateway.upstream.pool.member import Outcome
 from gateway.upstream.transport import Body
+
+_Shared = TypeVar("_Shared", bound=SharedTensors)
 
 _FIRST_SERVER_ERROR = 500
 _NOT_IMPLEMENTED = 501
@@ -285,18 +288,18 @@ def _fetched_metadata(operation: Operation, destination: Destination) -> ModelMe
 def shared_tensors(
     operation: Operation,
     destination: Destination,
-    received: ReceivedRequest,
-    unlisted: tuple[str, ...],
-) -> SharedTensors | None:
+    request: InferRequest,
+    make: Callable[[Mapping[str, int]], _Shared],
+) -> _Shared | None:
     """Return the tensors of a request that may go through shared memory; None if they may not.
 
-    Sizes of outputs are certain once the metadata are cached, for which no call waits.
+    ``make`` gets the sizes of its outputs. They are certain once the metadata are cached, for which
+    no call waits.
     """
     policy = destination.upstream.shared_memory
-    if policy is None or not destination.upstream.dialect.binary:
+    if policy is None:
         return None
-    sizes = certain_output_sizes(received.request, _fetched_metadata(operation, destination))
-    tensors = SharedTensors(received.request, received.body, sizes, unlisted)
+    tensors = make(certain_output_sizes(request, _fetched_metadata(operation, destination)))
     largest = max(tensors.input_size, tensors.output_size)
     return tensors if largest >= policy.min_bytes else None
 

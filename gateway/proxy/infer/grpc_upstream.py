@@ -21,6 +21,7 @@ from gateway.protocol.messages import InferRequest, InferResponse, OutputTensor
 from gateway.protocol.operations import Operation, decode_utf8_name
 from gateway.protocol.request_header import HEADER_LENGTH
 from gateway.proxy.admission.memory_budget import Reservation
+from gateway.proxy.attempts.shared_memory import RequestSlice
 from gateway.proxy.body_io import ResponseRelay, buffer_chunks, convert_message, too_large_to_buffer
 from gateway.proxy.destination import Destination
 from gateway.proxy.infer.convert_buffered_request import ReceivedRequest
@@ -64,19 +65,29 @@ def grpc_headers(headers: CIMultiDict[str]) -> CIMultiDict[str]:
 
 
 async def with_all_data(
-    received: ReceivedRequest, destination: Destination, reservation: Reservation
+    received: ReceivedRequest,
+    destination: Destination,
+    reservation: Reservation,
+    placed: RequestSlice | None = None,
 ) -> InferRequest:
     """Return a request with all of its data; what is still to come is buffered.
 
-    A message begins with its size. Raises GatewayError: 400 as the body does, 413 over the cap.
+    If the request is ``placed``, it is received into shared memory, and the data are a view of
+    that. A message begins with its size. Raises GatewayError: 400 as the body does, 413 over the
+    cap.
     """
     request, body = received.request, received.body
-    if isinstance(body, AsyncIterator):
+    if not isinstance(body, AsyncIterator):
+        if not request.missing_size:
+            return request
+        data = memoryview(b"".join(body))
+    elif placed is not None and request.missing_size == request.data_size:
+        async for _ in body:
+            pass
+        data = placed.view[len(placed.view) - request.data_size :]
+    else:
         cap = destination.limits.max_buffered_body_bytes
-        body = await buffer_chunks(body, reservation, cap, _too_large)
-    elif not request.missing_size:
-        return request
-    data = memoryview(b"".join(body))
+        data = memoryview(b"".join(await buffer_chunks(body, reservation, cap, _too_large)))
     tensors: list[Sequence[bytes | memoryview]] = []
     start = 0
     for tensor in request.head.inputs:

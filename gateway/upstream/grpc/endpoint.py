@@ -22,15 +22,24 @@ from gateway.errors import (
     replace_surrogates,
     shorten,
 )
+from gateway.http1.head import ResponseHead
 from gateway.protocol.dialects import GrpcForm
 from gateway.protocol.grpc.framing import PREFIX_SIZE, frame, is_one_message
-from gateway.protocol.grpc.headers import GRPC_TYPE, STATUS, is_grpc_field, is_grpc_type
+from gateway.protocol.grpc.headers import (
+    GRPC_TYPE,
+    STATUS,
+    is_grpc_field,
+    is_grpc_type,
+    read_status,
+)
+from gateway.protocol.grpc.headers import read_message as read_error_text
 from gateway.protocol.grpc.rpcs import RpcRequest, rpc_of
 from gateway.protocol.grpc.status import GrpcStatus, http_status
 from gateway.sizes import MAX_MODEL_DOCUMENT, QUOTED_NAME
 from gateway.upstream.content_decoding import MAX_RATIO, decompress_message
 from gateway.upstream.transport import (
     Body,
+    FieldLines,
     ReservedConnection,
     UpstreamEndpoint,
     UpstreamRequest,
@@ -106,7 +115,9 @@ class GrpcEndpoint(UpstreamEndpoint):
         return self._transport.try_reserve_stream()
 
     async def close(self) -> None:
-        """Close the connections."""
+        """Close the connections, after the lane of shared memory."""
+        if self.shared_memory is not None:
+            await self.shared_memory.close()
         await self._transport.close()
 
 
@@ -122,7 +133,6 @@ class DualEndpoint(UpstreamEndpoint):
         self.name = http.name
         self.own_request_headers = http.own_request_headers
         self.drain_counters = grpc.drain_counters
-        self.shared_memory = http.shared_memory
         self._http = http
         self._grpc = grpc
         self._lacks_grpc = False
@@ -171,7 +181,9 @@ class DualEndpoint(UpstreamEndpoint):
         return self._grpc.try_reserve_stream()
 
     async def close(self) -> None:
-        """Close the connections to both addresses."""
+        """Close the connections to both addresses, after the lane of shared memory."""
+        if self.shared_memory is not None:
+            await self.shared_memory.close()
         await asyncio.gather(self._http.close(), self._grpc.close())
 
 
@@ -217,6 +229,17 @@ def check_grpc_head(status: int, headers: CIMultiDictProxy[str], server: ServerN
         f"{shorten(content_type, QUOTED_NAME)!r}",
         server,
     )
+
+
+def read_outcome(head: ResponseHead, trailers: FieldLines) -> tuple[int, str]:
+    """Return the HTTP status that stands for that of a complete response, and its message.
+
+    A response without trailers has them in its head, or is not of gRPC.
+    """
+    fields = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in trailers]
+    fields = fields or list(head.headers.items())
+    code = read_status(fields)
+    return (head.status, "") if code is None else (http_status(code), read_error_text(fields))
 
 
 def check_one_message(start: bytes | memoryview, size: int, server: ServerName) -> None:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from gateway.codec.policies import JsonPolicies
 from gateway.codec.v2.buffered_response import ResponsePlan, convert_body
 from gateway.codec.v2.request import read_without_data
-from gateway.codec.v2.shared_memory import Place, SharedTensors, certain_output_sizes
+from gateway.codec.v2.shared_memory import Place, SharedDocument, certain_output_sizes
 from gateway.errors import ErrorKind, GatewayError
 from gateway.protocol.datatypes import DATATYPES
 from gateway.protocol.messages import ALL_JSON, InferRequest
@@ -76,7 +76,7 @@ def header(
     sizes: Mapping[str, int] = SIZES,
     unlisted: tuple[str, ...] = (),
 ) -> Any:
-    tensors = SharedTensors(read(fields), [], sizes, unlisted)
+    tensors = SharedDocument(read(fields), [], sizes, unlisted)
     return json.loads(tensors.write_header(inputs, outputs))
 
 
@@ -146,16 +146,16 @@ def test_output_in_a_region_of_the_client_is_not_asked_for_in_binary() -> None:
 @pytest.mark.parametrize("lacking", [without_data("b", 2), tensor("b", 0)])
 def test_inputs_of_which_one_has_no_data_have_no_size(lacking: Fields) -> None:
     fields = {"inputs": [tensor("a", 2), lacking]}
-    tensors = SharedTensors(read(fields), [], SIZES)
+    tensors = SharedDocument(read(fields), [], SIZES)
     assert (tensors.input_size, tensors.output_size) == (0, 24)
     found = json.loads(tensors.write_header(None, B))
     assert found["inputs"] == fields["inputs"]
 
 
 def test_sizes_are_those_of_all_inputs_and_outputs() -> None:
-    tensors = SharedTensors(read(REQUEST), [b"data"], SIZES)
+    tensors = SharedDocument(read(REQUEST), [b"data"], SIZES)
     assert (tensors.input_size, tensors.output_size) == (28, 24)
-    assert SharedTensors(read(REQUEST), [], {}).output_size == 0
+    assert SharedDocument(read(REQUEST), [], {}).output_size == 0
 
 
 # ----------------------------------------------------------------------------- sizes of outputs
@@ -255,7 +255,7 @@ def shared(name: str, *shape: int, datatype: str = "FP32", **more: Any) -> Field
 
 
 MEMORY = b"yyyyYYYY" + b"zzzzZZZZ" * 2 + b"another call's"
-TENSORS = SharedTensors(read(REQUEST), [], SIZES)
+TENSORS = SharedDocument(read(REQUEST), [], SIZES)
 
 
 def read_response(document: bytes) -> tuple[Any, list[bytes]]:
@@ -419,7 +419,7 @@ def test_tensors_arrive_as_they_were_sent(
     )
     sizes = certain_output_sizes(request, model)
     data = [each.values.tobytes() for each in inputs]
-    tensors = SharedTensors(request, data, sizes)
+    tensors = SharedDocument(request, data, sizes)
     assert tensors.input_size == sum(map(len, data))
 
     start = rng.randrange(3) * 4096
