@@ -52,11 +52,14 @@ class BodyMemory(Protocol):
 
     view: memoryview
 
+    def count(self, size: int) -> None:
+        """Count the bytes that it has of the body."""
+
 
 class PlacedBody(Http1Body):
     """A body that is received into memory of its call: what is read are parts of that.
 
-    The call has counted the memory. It ends before the memory is somebody else's.
+    The call ends before the memory is somebody else's.
     """
 
     def __init__(
@@ -88,6 +91,7 @@ class PlacedBody(Http1Body):
             return
         start = self._received
         self._received = end = start + size
+        self._memory.count(end)
         if data is not self._in_place:
             memory[start:end] = data
         self._in_place = _NOTHING  # a view of the memory would keep it
@@ -102,7 +106,7 @@ class PlacedBody(Http1Body):
         return self._memory.view
 
     def _count(self, size: int) -> None:
-        """Count nothing: the call has counted the memory."""
+        """Count nothing: the memory counts what it has."""
 
 
 class Http1Connection(Connection):

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from contextlib import suppress
 
 import pytest
 
@@ -10,7 +11,7 @@ from gateway.http1.deferrals import DEFER_TIMEOUT, BodyDeferrals
 from gateway.system import read_buffer as read_buffer_module
 from gateway.system.buffers import MAX_WINDOW, BufferAccount, BufferShare
 from gateway.system.sockets import connection as connection_module
-from gateway.system.sockets.connection import MAX_COALESCED_WRITE, ReadFlow
+from gateway.system.sockets.connection import MAX_COALESCED_WRITE, Connection, ReadFlow
 from tests.http1.fake_transport import FakeTransport
 from tests.support.compiled import needs_source, skip_if_compiled
 from tests.support.doubles.iterations import iterations
@@ -408,3 +409,36 @@ async def test_only_large_bodies_are_given_up_early(length: int | None, is_large
         await entry.timed_out.wait()
     assert deferrals.size == 0
     deferrals.close()
+
+
+class _Waiting(Connection):
+    """A connection whose writer is cancelled when it is lost, as a call is."""
+
+    writer: asyncio.Task[None] | None = None
+
+    def data_received(self, data: bytes | memoryview) -> None:
+        raise AssertionError
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        if self.writer is not None:
+            self.writer.cancel()
+
+
+@pytest.mark.parametrize("is_cancelled", [False, True])
+async def test_wait_until_all_is_sent_ends_with_the_connection(is_cancelled: bool) -> None:
+    ours, peer = socket.socketpair()
+    ours.setblocking(False)
+    with suppress(BlockingIOError):
+        while True:
+            ours.send(bytes(4096))
+    loop, connection = asyncio.get_running_loop(), _Waiting()
+    await loop.create_connection(lambda: connection, sock=ours)
+    connection.write(bytes(40_000))
+    waiting = asyncio.create_task(connection.wait_until_sent())
+    await iterations(5)
+    assert not waiting.done()
+    connection.writer = waiting if is_cancelled else None
+    peer.close()
+    with pytest.raises(asyncio.CancelledError if is_cancelled else ConnectionResetError):
+        await waiting

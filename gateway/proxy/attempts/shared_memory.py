@@ -12,7 +12,7 @@ from multidict import CIMultiDict, CIMultiDictProxy
 
 from gateway.codec.grpc.contents import Chunks
 from gateway.codec.v2.shared_memory import Place
-from gateway.errors import GatewayError, name_server_in_errors
+from gateway.errors import name_server_in_errors
 from gateway.http1.head import ResponseHead, parse_lines
 from gateway.observe.call_record import CallRecord
 from gateway.proxy.admission.conversion_scheduler import ConversionScheduler
@@ -53,7 +53,8 @@ _OK: Final = 200
 class RequestSlice:
     """A slice that the body of a request is received into: ``view``, empty once it is released.
 
-    ``size`` bytes are reserved until then. The tensors, from byte ``start``, are aligned in memory.
+    The bytes that have come are reserved until then. The tensors, from byte ``start``, are aligned
+    in memory.
     """
 
     def __init__(
@@ -70,16 +71,16 @@ class RequestSlice:
     def take(
         cls, lane: SharedMemory, size: int, start: int, reservation: Reservation
     ) -> RequestSlice | None:
-        """Take a slice; None if the lane has none. Raises GatewayError (503) over the budget."""
+        """Take a slice for a body of ``size`` bytes; None if the lane has none."""
         taken = lane.take(size + -start % _ALIGNMENT)
-        if taken is None:
-            return None
-        try:
-            reservation.resize(size)
-        except GatewayError:
-            taken.end_call()
-            raise
-        return cls(lane, taken, size, start, reservation)
+        return None if taken is None else cls(lane, taken, size, start, reservation)
+
+    def count(self, size: int) -> None:
+        """Reserve the bytes that have come: those that are announced would cost a client nothing.
+
+        It is beside the lane's own memory, and may exceed the budget.
+        """
+        self._reservation.resize_unchecked(size)
 
     def release(self) -> None:
         """Give the slice back, once; the server may still hold it."""

@@ -428,7 +428,8 @@ class Connection(asyncio.BufferedProtocol, ABC):
             try:
                 await self.drain()
             finally:
-                self.transport.set_write_buffer_limits()
+                if not self.transport.is_closing():  # uvloop raises RuntimeError once it is closed
+                    self.transport.set_write_buffer_limits()
 
     async def drain(self) -> None:
         """Wait until the peer has read most of the written data; for one writer at a time.

@@ -345,3 +345,23 @@ async def test_large_body_that_goes_over_the_socket_is_streamed() -> None:
         assert (await client.read_response()).status == 502  # it reads, and closes
         assert model.values == {1.0}
         await until(lambda: site.memory == EMPTY)
+
+
+async def test_body_that_is_announced_takes_no_room_of_others() -> None:
+    limit = 8 * 2**20
+    async with _site(size="8MiB", max_buffered_bytes=limit) as (site, client):
+        size = limit - SIZE
+        text = infer_binary(binary_header(size, binary_output=True), bytes(size))
+        end = text.index(b"\r\n\r\n") + 4
+        buffers = site.gateway.gateway.listener.buffers
+        async with site.gateway.client() as other:
+            await other.send(text[:end])
+            await until(lambda: site.memory["in_use"] >= size)
+            reply = await client.ask(_binary(_tensor(4)))
+            assert (reply.status, reply.body[-SIZE:]) == (200, _tensor(4))
+            await until(lambda: len(site.gateway.gateway.listener._active_calls) == 1)
+            assert not buffers.reserved
+            await other.send(text[end : end + SIZE])
+            await until(partial(_has_received, site, SIZE))
+            assert buffers.reserved >= SIZE
+        await site.ends_well()
