@@ -360,10 +360,11 @@ class RequestDispatcher:
 
     def place_body(self, head: RequestHead, reserved: ReservedBytes) -> RequestSlice | None:
         """Return shared memory to receive the body of a request into, if it may go there."""
-        plan = self._plan(head)
-        if self._planner is None or not isinstance(plan, CallPlan) or head.length is None:
+        planner = self._planner
+        if planner is None or not planner.router.shares_memory or head.length is None:
             return None
-        return self._planner.place(plan, head.length, reserved)
+        plan = self._plan(head)
+        return planner.place(plan, head.length, reserved) if isinstance(plan, CallPlan) else None
 
     def fast_path_labels(self, head: RequestHead, *, is_placed: bool = False) -> CallLabels | None:
         """Return the labels of a request if it can take the fast path once its body is there."""

@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
+from typing import Final
 from urllib.parse import unquote
 
 from multidict import CIMultiDictProxy
@@ -181,7 +182,10 @@ class Router:
         self._targets = [_RouteTargets(route, random) for route in routes]
         self.widest_limits = _widest([route.limits for route in routes])
         """Limits that no route exceeds: those of a call whose route is not known yet."""
-        self.readiness = Readiness(collect_upstreams(routes))
+        upstreams = collect_upstreams(routes)
+        self.readiness = Readiness(upstreams)
+        self.shares_memory: Final = any(each.shared_memory for each in upstreams)
+        """Whether tensors go to a server of any route through shared memory."""
         self.message_scheduler = ConversionScheduler()
         """Shares the event loop among gRPC messages that are read before their route is known."""
         self._authenticator = Authenticator(group for route in routes for group in route.keys)

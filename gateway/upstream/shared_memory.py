@@ -625,7 +625,10 @@ class _SliceExchange(ReservedConnection):
         """Close the connection, or wait for the response that nobody wants."""
         if self._response is not None:
             self._response.close()
-        elif self._is_over:
+        elif self._is_over or self._connection.is_waiting:
+            if not self._is_over:
+                self._is_over = True
+                _release(self._slices)
             self._connection.close()
         else:
             slices, self._slices, self._is_over = self._slices, (), True

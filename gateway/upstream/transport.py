@@ -270,6 +270,11 @@ class ReservedConnection(ABC):
     head_delay: float = 0.0
     """Seconds from the arrival of the response's head until the receiver got it."""
 
+    @property
+    def is_waiting(self) -> bool:
+        """Whether the request waits for a connection: the server has got nothing of it."""
+        return False
+
     @abstractmethod
     def send(
         self,

@@ -16,10 +16,16 @@ from gateway.system import shared_memory as region
 from gateway.system.shared_memory import Owner, Slice, is_dead, owner_of
 from gateway.upstream.address import parse_server_url
 from gateway.upstream.control_client import send_control_request
-from gateway.upstream.exchange import EndpointOptions
+from gateway.upstream.exchange import EndpointOptions, ResponseFuture
 from gateway.upstream.http.endpoint import HttpEndpoint
 from gateway.upstream.shared_memory import MAX_ABANDONED, SharedMemoryLane, SharedMemoryPolicy
-from gateway.upstream.transport import UpstreamEndpoint, UpstreamRequest, UpstreamResponse
+from gateway.upstream.transport import (
+    RequestTemplate,
+    ReservedConnection,
+    UpstreamEndpoint,
+    UpstreamRequest,
+    UpstreamResponse,
+)
 from tests.support.doubles.iterations import iterations
 from tests.support.doubles.shared_memory_folder import folder as folder
 from tests.support.doubles.streaming import SERVER, URL
@@ -924,3 +930,29 @@ async def test_mark_of_an_owner_that_is_killed_after_the_server_was_asked_stays(
         await until(lambda: server.count("status") == 2)
         await iterations(20)
         assert f"tensorgate-{other.token}.owner" in names(folder)
+
+
+class _WaitingConnection(ReservedConnection):
+    is_waiting = True
+
+    def __init__(self) -> None:
+        self.is_closed = False
+
+    def send(self, *_: object) -> None:
+        """Wait for a connection."""
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+async def test_request_that_waits_for_a_connection_is_not_sent_for_its_slices(
+    server: Server,
+) -> None:
+    async with registered(server) as lane:
+        part, connection = taken(lane), _WaitingConnection()
+        exchange = lane.reserve(connection, [part])
+        exchange.send(RequestTemplate("POST", "/", ()), b"", (), ResponseFuture())
+        exchange.close()
+        assert connection.is_closed
+        part.end_call()
+        assert told(lane) == (SIZE, 0, 0)

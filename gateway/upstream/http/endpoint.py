@@ -256,6 +256,11 @@ class HttpExchange(Exchange):
         else:
             self._write(connection)
 
+    @property
+    def is_waiting(self) -> bool:
+        """Whether the request waits for a connection; see ReservedConnection."""
+        return self._connection is None
+
     async def _begin(self, request: UpstreamRequest) -> None:
         endpoint, body = self._endpoint, () if request.body is None else request.body
         self._method, self._is_control = request.method, request.is_control
