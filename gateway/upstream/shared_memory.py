@@ -11,6 +11,7 @@ import socket
 from collections.abc import Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 import orjson
@@ -42,6 +43,7 @@ from gateway.upstream.control_client import ControlResponse, send_control_reques
 from gateway.upstream.exchange import ResponseFuture
 from gateway.upstream.grpc.endpoint import read_outcome
 from gateway.upstream.transport import (
+    CallCounter,
     FieldLines,
     RequestTemplate,
     ReservedConnection,
@@ -282,6 +284,9 @@ class SharedMemoryLane:
         orphan = asyncio.create_task(self._read_to_end(sending, slices, patience))
         self._orphans.add(orphan)
         orphan.add_done_callback(self._orphans.discard)
+        for counter in self._endpoint.drain_counters or ():
+            counter.count_call()
+            orphan.add_done_callback(partial(_uncount, counter))
 
     async def _read_to_end(
         self, sending: asyncio.Future[UpstreamResponse], slices: Sequence[Slice], patience: float
@@ -514,6 +519,10 @@ async def _unmap(region: Region) -> bool:
         return region.is_idle and await asyncio.to_thread(region.close)
     except RuntimeError:  # there is no thread for it
         return False
+
+
+def _uncount(counter: CallCounter, _: asyncio.Task[None]) -> None:
+    counter.uncount_call()
 
 
 def _release(slices: Sequence[Slice]) -> None:

@@ -95,7 +95,7 @@ class SharedMessage(SharedTensors):
             written += bytes_field(tag, bytes(reader.read_view()) + added)
             position = reader.position
         written += start[position:]
-        if not self._request.head.outputs:
+        if outputs is not None and not self._request.head.outputs:
             for name, added in zip(self.output_sizes, of_outputs, strict=False):
                 entry = bytes_field(fields.REQUESTED_NAME, name.encode()) + added
                 written += bytes_field(fields.REQUESTED_OUTPUTS, entry)

@@ -126,11 +126,12 @@ def test_clients_that_leave_in_a_call_harm_no_other(
 def test_clients_that_leave_while_the_model_runs_harm_no_other(
     shared: Gateway, reset: bool
 ) -> None:
-    def leave(number: int) -> None:
+    def leave(number: int) -> bool:
         with open_socket(shared) as leaving:
             if reset:
                 leaving.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
             leaving.sendall(message(slow_pattern(number, 0.05), model=SLOW_IMAGE.name))
+        return False
 
     with load_on(shared) as load:
         for number in range(LEAVING):

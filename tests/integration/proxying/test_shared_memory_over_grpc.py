@@ -135,7 +135,7 @@ def shared(
     with gateway_over_grpc(folder, server, both=request.param == "both") as gateway:
         with gateway.client() as client:  # the first call has the metadata fetched
             assert call_over_http(client, pattern(0)) == 200
-        until(lambda: gateway.went(lambda: _call_once(gateway)) == SHARED)
+        until(partial(_is_shared, gateway, partial(_call_once, gateway)))
         yield gateway
 
 
@@ -152,6 +152,10 @@ def test_tensors_of_http_clients_come_back_as_they_were_sent(
         for number in range(5):
             assert shared.went(partial(_check, client, number, form)) == SHARED
     assert len(our_regions(server)) == 1
+
+
+def _is_shared(gateway: SharingGateway, call: Callable[[], object]) -> bool:
+    return gateway.went(call) == SHARED
 
 
 def _check(client: Client, number: int, form: Any) -> None:
@@ -189,8 +193,7 @@ def call_over_grpc(stub: Any, values: Any, message: Any = None, **options: Any) 
 def test_tensors_of_grpc_clients_come_back_as_they_were_sent(shared: SharingGateway) -> None:
     with stub_of(shared) as stub:
         for number in range(5):
-            values = pattern(number)
-            assert shared.went(partial(call_over_grpc, stub, values)) == SHARED
+            assert shared.went(partial(call_over_grpc, stub, pattern(number))) == SHARED
 
 
 def test_id_parameters_and_listed_outputs_of_a_message_are_kept(shared: SharingGateway) -> None:
@@ -268,10 +271,13 @@ def test_message_whose_contents_do_not_fit_gets_the_error_of_the_server(
 def test_grpc_clients_of_a_server_over_http_share_memory(
     server: TritonServer, tmp_path: Path
 ) -> None:
-    http: Any = {"endpoints": [server.http_url]}
-    with gateway_over_grpc(tmp_path, server, **http) as gateway, stub_of(gateway) as stub:
+    http = [server.http_url]
+    with (
+        gateway_over_grpc(tmp_path, server, endpoints=http) as gateway,
+        stub_of(gateway) as stub,
+    ):
         call_over_grpc(stub, pattern(0))
-        until(lambda: gateway.went(lambda: call_over_grpc(stub, pattern(0))) == SHARED)
+        until(partial(_is_shared, gateway, partial(call_over_grpc, stub, pattern(0))))
         for number in range(5):
             call_over_grpc(stub, pattern(number))
 
@@ -299,10 +305,10 @@ def test_more_calls_than_slices_take_the_socket(shared: SharingGateway) -> None:
 def test_client_that_leaves_harms_no_other(shared: SharingGateway, seconds: float) -> None:
     with stub_of(shared) as leaving, stub_of(shared) as stub:
         for number in range(20):
-            leaving_call = leaving.ModelInfer.future(message_of(pattern(1)))
+            future = leaving.ModelInfer.future(message_of(pattern(1)))
             with suppress(grpc.FutureTimeoutError):
-                leaving_call.result(timeout=seconds)
-            leaving_call.cancel()
+                future.result(timeout=seconds)
+            future.cancel()
             call_over_grpc(stub, pattern(number))
 
 
@@ -321,10 +327,10 @@ def test_region_that_somebody_unregisters_is_replaced(
 ) -> None:
     forgotten = {"inputs": ("socket", "forgotten"), "outputs": ("socket", "forgotten")}
     with stub_of(shared) as stub, shared.client() as client:
-        calls = [
-            lambda: call_over_grpc(stub, pattern(1)),
-            lambda: _check(client, 2, binary_request),
-            lambda: _check(client, 3, json_request),
+        calls: list[Callable[[], object]] = [
+            partial(call_over_grpc, stub, pattern(1)),
+            partial(_check, client, 2, binary_request),
+            partial(_check, client, 3, json_request),
         ]
         for call in calls:
             before = our_regions(server)
@@ -334,10 +340,6 @@ def test_region_that_somebody_unregisters_is_replaced(
             until(lambda: our_regions(server))
             assert our_regions(server) != before
             until(partial(_is_shared, shared, call))
-
-
-def _is_shared(shared: SharingGateway, call: Callable[[], object]) -> bool:
-    return shared.went(call) == SHARED
 
 
 def test_server_that_is_restarted_gets_another_region(tmp_path: Path) -> None:
