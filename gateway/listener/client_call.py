@@ -21,7 +21,7 @@ from gateway.listener.messages import (
 from gateway.listener.open_connections import OpenConnections
 from gateway.observe.call_record import CallLabels, CallObserver, CallRecord
 from gateway.observe.failure_log import REFUSAL_LOG
-from gateway.proxy.attempts.shared_memory import RequestSlice
+from gateway.proxy.admission.request_slice import RequestSlice
 from gateway.proxy.calls.buffered import BufferedCall, CallPlan
 from gateway.proxy.calls.planner import BufferedPlan, GrpcPlan, Planner
 from gateway.proxy.errors import INTERNAL_ERROR, error_body, send_error

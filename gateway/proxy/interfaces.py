@@ -15,7 +15,7 @@ from gateway.observe.call_record import CallRecord
 from gateway.protocol.operations import Operation
 from gateway.proxy.admission.deadline import Deadline
 from gateway.proxy.admission.memory_budget import Reservation
-from gateway.proxy.attempts.shared_memory import RequestSlice
+from gateway.proxy.admission.request_slice import RequestSlice
 from gateway.proxy.destination import Destination, Upstream
 from gateway.proxy.headers import ResponseHeaderPolicy
 from gateway.proxy.readiness import NOTHING_REQUIRED, Readiness

@@ -23,8 +23,9 @@ from gateway.observe.call_trace import TRACEPARENT, TRACESTATE
 from gateway.protocol.operations import ModelName, model_name_of
 from gateway.proxy.admission.concurrency_limit import acquire_all, release_all
 from gateway.proxy.admission.deadline import Deadline
+from gateway.proxy.admission.request_slice import RequestSlice
 from gateway.proxy.attempts.attempt import Attempt
-from gateway.proxy.attempts.shared_memory import RequestSlice, SharedMemoryCall
+from gateway.proxy.attempts.shared_memory import SharedMemoryCall
 from gateway.proxy.attempts.shared_memory_forms import SharedMemoryForm
 from gateway.proxy.destination import Destination, Upstream
 from gateway.proxy.interfaces import Call

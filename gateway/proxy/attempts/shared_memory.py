@@ -16,7 +16,7 @@ from gateway.errors import name_server_in_errors
 from gateway.http1.head import ResponseHead, parse_lines
 from gateway.observe.call_record import CallRecord
 from gateway.proxy.admission.conversion_scheduler import ConversionScheduler
-from gateway.proxy.admission.memory_budget import Reservation
+from gateway.proxy.admission.request_slice import RequestSlice
 from gateway.proxy.attempts.attempt import Attempt
 from gateway.proxy.attempts.shared_memory_forms import (
     FAILED,
@@ -39,8 +39,6 @@ from gateway.upstream.transport import (
 SendRequest = Callable[[UpstreamRequest, Sequence[Slice]], Awaitable[UpstreamResponse]]
 """Sends a request whose tensors are in slices; see ``SharedMemoryLane.send``."""
 
-_ALIGNMENT: Final = 64
-"""Bytes of a cache line, and of the widest vectors."""
 _COPIED_AT_ONCE: Final = 1024 * 1024
 """Bytes that are copied in one time slice: that takes some 0.1 ms."""
 _SLICE_TOO_SMALL: Final = b"shared memory"
@@ -48,46 +46,6 @@ _SMALL, _FULL, _UNAVAILABLE = "small", "full", "unavailable"
 _UNSUITABLE, _FORGOTTEN, STALE = "unsuitable", "forgotten", "stale"
 """Why tensors go over the socket: see docs/guide/metrics.md."""
 _OK: Final = 200
-
-
-class RequestSlice:
-    """A slice that the body of a request is received into: ``view``, empty once it is released.
-
-    The bytes that have come are reserved until then. The tensors, from byte ``start``, are aligned
-    in memory.
-    """
-
-    def __init__(
-        self, lane: SharedMemory, taken: Slice, size: int, start: int, reservation: Reservation
-    ) -> None:
-        self.lane: Final = lane
-        self.taken: Final = taken
-        self.first: Final = -start % _ALIGNMENT
-        """Where the body begins in the slice."""
-        self.view = taken.view[self.first : self.first + size]
-        self._reservation = reservation
-
-    @classmethod
-    def take(
-        cls, lane: SharedMemory, size: int, start: int, reservation: Reservation
-    ) -> RequestSlice | None:
-        """Take a slice for a body of ``size`` bytes; None if the lane has none."""
-        taken = lane.take(size + -start % _ALIGNMENT)
-        return None if taken is None else cls(lane, taken, size, start, reservation)
-
-    def count(self, size: int) -> None:
-        """Reserve the bytes that have come: those that are announced would cost a client nothing.
-
-        It is beside the lane's own memory, and may exceed the budget.
-        """
-        self._reservation.resize_unchecked(size)
-
-    def release(self) -> None:
-        """Give the slice back, once; the server may still hold it."""
-        if self.view:
-            self.view = memoryview(b"")
-            self._reservation.resize(0)
-            self.taken.end_call()
 
 
 class SharedMemoryAttempt:

@@ -26,7 +26,7 @@ from gateway.protocol.grpc.headers import (
 from gateway.protocol.grpc.methods import GrpcMethod, find_method, operation_of
 from gateway.protocol.operations import Operation, OperationKind, model_name_of
 from gateway.proxy.admission.concurrency_limit import release_all, try_acquire_all
-from gateway.proxy.attempts.shared_memory import RequestSlice
+from gateway.proxy.admission.request_slice import RequestSlice
 from gateway.proxy.calls.buffered import BODY_COPIES, BufferedCall, CallPlan
 from gateway.proxy.calls.grpc import MAX_REQUEST, scan_message
 from gateway.proxy.calls.handler import BufferedHandler, HandlerScope, ServerRequest

@@ -21,7 +21,7 @@ from gateway.protocol.messages import InferRequest, InferResponse, OutputTensor
 from gateway.protocol.operations import Operation, decode_utf8_name
 from gateway.protocol.request_header import HEADER_LENGTH
 from gateway.proxy.admission.memory_budget import Reservation
-from gateway.proxy.attempts.shared_memory import RequestSlice
+from gateway.proxy.admission.request_slice import RequestSlice
 from gateway.proxy.body_io import ResponseRelay, buffer_chunks, convert_message, too_large_to_buffer
 from gateway.proxy.destination import Destination
 from gateway.proxy.infer.convert_buffered_request import ReceivedRequest

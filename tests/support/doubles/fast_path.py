@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from gateway.http1.head import HeadParser, ResponseHead, encode_head, parse_lines
 from gateway.observe.call_record import CallRecord
-from gateway.proxy.attempts.shared_memory import RequestSlice
+from gateway.proxy.admission.request_slice import RequestSlice
 from gateway.proxy.interfaces import ClientResponse, ResponseTemplate
 from gateway.upstream.transport import (
     KEYED_RESPONSE_HEADERS,
