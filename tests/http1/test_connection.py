@@ -425,6 +425,7 @@ class _Waiting(Connection):
             self.writer.cancel()
 
 
+@needs_source
 @pytest.mark.parametrize("is_cancelled", [False, True])
 async def test_wait_until_all_is_sent_ends_with_the_connection(is_cancelled: bool) -> None:
     ours, peer = socket.socketpair()

@@ -18,9 +18,10 @@ from gateway.system.accept_queue import (
     has_pending_handshakes,
 )
 from gateway.system.hangups import HangupWatch
-from gateway.system.sockets.connection import Connection
+from gateway.upstream.http.connection import ServerConnection
 from tests.support.checks.descriptors import no_descriptors
 from tests.support.doubles.iterations import iterations
+from tests.support.doubles.streaming import SERVER
 from tests.support.gateway import until
 from tests.support.servers.stalled_handshakes import stall_handshakes
 
@@ -210,11 +211,6 @@ def test_without_sock_diag_handshakes_are_taken_for_pending(
     assert has_pending_handshakes(over_tcp)
 
 
-class _Written(Connection):
-    def data_received(self, data: bytes | memoryview) -> None:
-        raise AssertionError
-
-
 async def test_memory_of_what_was_written_may_change_once_it_is_sent(pair: Pair) -> None:
     ours, peer = pair
     ours.setblocking(False)
@@ -222,7 +218,11 @@ async def test_memory_of_what_was_written_may_change_once_it_is_sent(pair: Pair)
     with suppress(BlockingIOError):
         while True:
             filled += ours.send(bytes(4096))
-    loop, connection, memory = asyncio.get_running_loop(), _Written(), bytearray(b"x" * 40_000)
+    loop, connection, memory = (
+        asyncio.get_running_loop(),
+        ServerConnection(SERVER),
+        bytearray(b"x" * 40_000),
+    )
     await loop.create_connection(lambda: connection, sock=ours)
     try:
         connection.write(b"", memoryview(memory))
