@@ -624,7 +624,7 @@ class _SliceExchange(ReservedConnection):
         self._receiver.on_headers(response)
 
     def on_error(self, error: Exception) -> None:
-        """Release the slices if the server has never got the request."""
+        """Release the slices if the server has never got the request, else lose them."""
         self._is_over = True
         self._lane.end_failed(error, self._slices)
         assert self._receiver is not None

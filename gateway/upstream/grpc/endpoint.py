@@ -37,6 +37,7 @@ from gateway.protocol.grpc.rpcs import RpcRequest, rpc_of
 from gateway.protocol.grpc.status import GrpcStatus, http_status
 from gateway.sizes import MAX_MODEL_DOCUMENT, QUOTED_NAME
 from gateway.upstream.content_decoding import MAX_RATIO, decompress_message
+from gateway.upstream.exchange import decode_fields
 from gateway.upstream.transport import (
     Body,
     FieldLines,
@@ -236,8 +237,7 @@ def read_outcome(head: ResponseHead, trailers: FieldLines) -> tuple[int, str]:
 
     A response without trailers has them in its head, or is not of gRPC.
     """
-    fields = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in trailers]
-    fields = fields or list(head.headers.items())
+    fields = decode_fields(trailers) or list(head.headers.items())
     code = read_status(fields)
     return (head.status, "") if code is None else (http_status(code), read_error_text(fields))
 
