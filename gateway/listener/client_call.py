@@ -40,6 +40,7 @@ from gateway.proxy.interfaces import (
     HeaderLines,
     ResponseTemplate,
 )
+from gateway.sizes import CONVERT_CHUNK
 from gateway.system.buffers import BufferAccount, ReservedBytes
 from gateway.system.hangups import HangupWatch
 from gateway.system.sockets.body_stream import BodyStream
@@ -124,6 +125,12 @@ class ClientCall(ABC):
             record.trace = sampler.sample(head, source.peer, "2" if source.is_http2 else "1.1")
         return record
 
+    @property
+    def expected_size(self) -> int | None:
+        """The bytes of the whole body; None if they are not known."""
+        assert self.head is not None
+        return self.head.length
+
     def start_buffered(self, data: bytes | memoryview, body: BodyStream | None = None) -> bool:
         """Start on the fast path with a complete body; False if it must be streamed.
 
@@ -161,8 +168,13 @@ class ClientCall(ABC):
         self.is_deferred = True
         self._host.add_call(self)
         # The server gets nothing of a placed body before all of it is there.
-        self._host.deferrals.add(self, None if self.placed is not None else head.length)
+        self._host.deferrals.add(self, None if self.placed is not None else self.expected_size)
         return True
+
+    def restart_deferral(self) -> None:
+        """Wait for as long as the size says that is known now."""
+        self._host.deferrals.remove(self)
+        self._host.deferrals.add(self, self.expected_size)
 
     def end_deferral(self) -> None:
         """Wait no longer."""
@@ -391,7 +403,8 @@ class RequestDispatcher:
         if client.placed is None:
             if len(body) > plan.max_size:
                 return None
-            body = bytes(body)
+            if len(body) <= CONVERT_CHUNK:
+                body = bytes(body)  # it would pin a slab
         try:
             return self._planner.prepare(plan, head, body, client)
         except Exception:

@@ -56,7 +56,7 @@ _MAX_FRAME: Final = STREAM_WINDOW
 """Bytes of a received frame: a stream's first window would allow no larger one."""
 
 _MAX_DEFERRED: Final = STREAM_WINDOW // 2
-"""Bytes of a body of unknown size that are waited for."""
+"""Bytes of a body of unknown size that are waited for, if it does not begin as one of gRPC."""
 
 _MAX_CACHED_HEADS: Final = 8
 """Parsed heads that a connection keeps, of at most MAX_CACHED_HEAD bytes each."""
@@ -66,7 +66,6 @@ _SENT_PIECE: Final = 64 * 1024
 
 _PREFIX_SIZE: Final = 5
 """Bytes before a message of gRPC: whether it is compressed, and its length in four."""
-_UNKNOWN_SIZE: Final = 2**62
 _UNSENT: Final = "unsent output"
 """The pauser of a connection whose client does not read while no memory is left."""
 
@@ -163,8 +162,8 @@ class Http2Call(ClientCall):
         self.head_size = 0
         """Bytes that a large head counts."""
         self._request_bytes = 0
-        self._first_message_size = _UNKNOWN_SIZE
-        """Bytes of the first message of a gRPC call, with its prefix."""
+        self._first_message_size = 0
+        """Bytes of the first message of a gRPC call, with its prefix; 0 before that is there."""
 
     @property
     def is_grpc(self) -> bool:
@@ -209,19 +208,29 @@ class Http2Call(ClientCall):
         self.stream.reserved = self.reserved
         if is_small and is_complete:
             self.start_complete(self.stream)
-        elif (
-            is_small
-            and not self.is_client_slow
-            and (head.length or 0) <= self.stream.session.buffers.account.window
-            and self.defer()
-        ):
+        elif is_small and not self.is_client_slow and self._fits_in_window and self.defer():
             self.stream.open_window()
         else:
             self.start_task()
 
+    @property
+    def expected_size(self) -> int | None:
+        """The bytes of the whole body: gRPC tells those of the message that it begins with."""
+        size = super().expected_size
+        return self._first_message_size or None if size is None else size
+
+    @property
+    def _fits_in_window(self) -> bool:
+        """Whether the whole body may be waited for, as far as is known."""
+        size = self.expected_size
+        if size is None:
+            return self._request_bytes <= _MAX_DEFERRED
+        return max(size, self._request_bytes) <= self.stream.session.buffers.account.window
+
     def count_received(self, data: bytes | memoryview) -> None:
         """Count a piece of the body, which may be the last one."""
-        if not self._request_bytes and len(data) >= _PREFIX_SIZE:
+        is_first = not self._request_bytes
+        if is_first and len(data) >= _PREFIX_SIZE:
             self._first_message_size = _PREFIX_SIZE + int.from_bytes(data[1:_PREFIX_SIZE], "big")
         self._request_bytes += len(data)
         if self.head is None:
@@ -232,8 +241,10 @@ class Http2Call(ClientCall):
         if self.stream.received_end:
             self.end_deferral()
             self.start_complete(self.stream)
-        elif self._request_bytes > _MAX_DEFERRED and self.head.length is None:
+        elif not self._fits_in_window:
             self.start_deferred_task()
+        elif is_first:
+            self.restart_deferral()
 
     def respond(
         self,
@@ -261,13 +272,14 @@ class Http2Call(ClientCall):
             record.response_bytes = len(body)
             if not session.write_blocked:
                 sent = session.http2.send_data(stream.stream, body, end_stream=not trailers)
-                session.flush_soon(sent)
             stream.sending.receive(sent, self.reserved.progress)
             if sent < len(body) and not stream.stream.closed:
+                session.flush_soon(sent)
                 self._send_rest(memoryview(body)[sent:], trailers)
                 return
         if trailers:
             stream.send_headers(trailers, end_stream=True)
+        stream.session.flush_soon(sent)
         self.end()
 
     def seconds_stalled(self, now: float) -> float:
@@ -276,7 +288,7 @@ class Http2Call(ClientCall):
         if stream.unread is not None:
             return seconds_stalled(stream.unread, now)
         # A stream of gRPC may be quiet after its first message.
-        is_quiet = self.is_grpc and self._request_bytes >= self._first_message_size
+        is_quiet = self.is_grpc and 0 < self._first_message_size <= self._request_bytes
         if is_quiet or stream not in stream.session.buffers.bodies:
             return 0.0
         return seconds_stalled(stream, now)

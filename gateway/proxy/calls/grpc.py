@@ -38,8 +38,9 @@ from gateway.protocol.grpc.methods import HEALTH_SERVICE, INFERENCE_SERVICE, Grp
 from gateway.protocol.grpc.model_scanner import ModelScanner
 from gateway.protocol.grpc.rpcs import RPCS, http_request_of
 from gateway.protocol.grpc.status import GrpcStatus, http_status
+from gateway.protocol.grpc.wire import WireError, WireReader
 from gateway.protocol.operations import Operation, OperationKind, quote_name
-from gateway.protocol.response_header import is_success, response_header_length
+from gateway.protocol.response_header import ResponseAction, is_success, response_header_length
 from gateway.proxy.admission.memory_budget import Reservation
 from gateway.proxy.attempts.shared_memory_forms import SharedMemoryForm, SharedOverGrpc
 from gateway.proxy.body_io import ResponseRelay, convert_message
@@ -91,11 +92,12 @@ from gateway.proxy.interfaces import Call, ResponseTemplate
 from gateway.proxy.server_dialect import wait_for_dialects
 from gateway.sizes import CACHED_HEADS, CONVERT_CHUNK
 from gateway.system.bounded_cache import BoundedCache
+from gateway.system.buffers import MAX_WINDOW
 from gateway.upstream.grpc.endpoint import check_grpc_head
 from gateway.upstream.transport import RequestTemplate
 
-MAX_REQUEST: Final = 64 * 1024
-"""Bytes of the largest request: the first window of a stream."""
+MAX_REQUEST: Final = MAX_WINDOW
+"""Bytes of the largest request, which is waited for in one window of its stream."""
 
 _MAX_FIELDS: Final = 256
 """Fields of a message that are scanned at once: about a quarter of a millisecond."""
@@ -112,7 +114,7 @@ def scan_message(method: GrpcMethod, body: bytes) -> NamedModel | None:
     None leaves it to the streaming path: an invalid message, a compressed one, one of very many
     fields, or one that may want outputs to be classified, which has to be checked.
     """
-    if not is_one_message(body, len(body)) or body[0] or fields.CLASSIFICATION in body:
+    if not is_one_message(body, len(body)) or body[0]:
         return None
     scanner = ModelScanner(method.name_fields, method.version_field)
     if method.name_fields:
@@ -127,7 +129,30 @@ def scan_message(method: GrpcMethod, body: bytes) -> NamedModel | None:
             scanner.end()
         except GatewayError:
             return None
-    return scanner.model, scanner.names
+    # Not before: few fields are left to search.
+    return None if _mentions(body, fields.CLASSIFICATION) else (scanner.model, scanner.names)
+
+
+def _mentions(body: bytes, text: bytes) -> bool:
+    """Tell whether a body with one message has a text outside its raw contents."""
+    if len(body) <= _SCAN_STEP:
+        return text in body
+    return text in bytes(_without_contents(memoryview(body)[PREFIX_SIZE:]))
+
+
+def _without_contents(message: memoryview) -> memoryview:
+    """Return a message without the raw contents at its end; all of it if it has none there."""
+    reader, start = WireReader(message), -1
+    try:
+        while tag := reader.next_tag():
+            if tag != fields.RAW_INPUT_CONTENTS:
+                start = -1
+            elif start < 0:
+                start = reader.field_start
+            reader.skip(tag)
+    except WireError:
+        return message
+    return message if start < 0 else message[:start]
 
 
 class GrpcHandler(InferHandler):
@@ -170,7 +195,7 @@ class GrpcHandler(InferHandler):
             return None  # the streaming path sends the error
         if not _passes(upstream):
             return self._convert_message(head, body, destination, seconds)
-        if upstream.shared_memory is not None and MARK in body:
+        if upstream.shared_memory is not None and _mentions(body, MARK):
             return None  # the streaming path reads it, and may send the error
         line = b""
         if seconds and not upstream.drains_cancelled:  # else the server would cancel it itself
@@ -217,6 +242,8 @@ class GrpcHandler(InferHandler):
         if self._operation.version is not None and not destination.upstream.dialect.versioned_paths:
             return None
         message = memoryview(body)[PREFIX_SIZE:]
+        if len(message) > CONVERT_CHUNK and len(_without_contents(message)) == len(message):
+            return None  # to read typed contents takes several time slices
         sent = self._write(head, self._read(message, limits), destination)
         if sent is not None:
             sent.client_timeout = seconds
@@ -259,10 +286,13 @@ class GrpcHandler(InferHandler):
         if form is None:
             return None
         request, (head, content) = response.request, form
-        if not is_success(head.status) or len(content) > CONVERT_CHUNK:
+        received = request.received
+        assert received is not None
+        if not is_success(head.status) or len(content) > MAX_WINDOW:
             return None
         plan = self._plan(request, head, response.destination)
-        if plan.is_coded:
+        passes_raw = received.wants_raw and plan.action is ResponseAction.UNTOUCHED
+        if plan.is_coded or (len(content) > CONVERT_CHUNK and not passes_raw):
             return None
         body, limits = bytes(content), response.destination.limits
         size = response_header_length(head.headers, limits.max_inference_header_bytes)
@@ -272,8 +302,7 @@ class GrpcHandler(InferHandler):
             response.record.response_elements = converted.elements
         if len(body) > limits.max_buffered_body_bytes:
             return None  # the streaming path sends the error
-        assert request.received is not None
-        chunks = response_message(size, body, limits, is_raw=request.received.wants_raw)
+        chunks = response_message(size, body, limits, is_raw=received.wants_raw)
         return b"".join((frame(sum(map(len, chunks))), *chunks))
 
     async def relay(self, request: ServerRequest, relay: ResponseRelay) -> None:

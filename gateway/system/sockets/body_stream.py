@@ -111,11 +111,14 @@ class BodyStream:
     def peek(self) -> bytes | memoryview:
         """Return all that was received of the body, which can still be read."""
         pieces = self._pieces
-        return bytes(pieces[0]) if len(pieces) == 1 else b"".join(pieces)
+        if len(pieces) == 1:
+            piece = pieces[0]
+            return bytes(piece) if isinstance(piece, bytearray) else piece
+        return b"".join(pieces)
 
-    def take(self) -> bytes:
+    def take(self) -> bytes | memoryview:
         """Return all bytes of a body that has ended, instead of ``read``."""
-        data = bytes(self.peek())
+        data = self.peek()
         self.discard()
         return data
 

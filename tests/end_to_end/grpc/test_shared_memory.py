@@ -19,7 +19,7 @@ from tests.support.inference_messages import infer_binary
 from tests.support.servers.grpc_server import grpc_server
 from tests.support.servers.grpc_shared_memory import GrpcSharedMemoryModel
 
-SMALL, LARGE = 8 * 1024, 64 * 1024
+SMALL, LARGE = 8 * 1024, 256 * 1024
 """Elements of messages that take the fast path, and of such that stream."""
 PATHS = pytest.mark.parametrize("elements", [SMALL, LARGE], ids=["fast path", "streaming path"])
 SHARED = ("shared_memory", "")
@@ -133,7 +133,7 @@ async def test_tensors_of_http_clients_are_not_sent(elements: int) -> None:
         assert not it.model.inferred[-1].raw_input_contents
 
 
-@pytest.mark.parametrize("elements", [LARGE, 4 * LARGE], ids=["fast path", "streaming path"])
+@pytest.mark.parametrize("elements", [8 * SMALL, LARGE], ids=["fast path", "streaming path"])
 async def test_body_of_an_http_client_is_received_into_the_slice_of_its_inputs(
     elements: int,
 ) -> None:

@@ -21,7 +21,8 @@ from h2.errors import ErrorCodes
 
 from gateway.http1.deferrals import DEFER_TIMEOUT
 from gateway.observe.call_record import CallRecord
-from gateway.protocol.grpc.framing import frame
+from gateway.protocol.grpc.framing import PREFIX_SIZE, frame
+from gateway.system.buffers import MAX_WINDOW
 from tests.support.checks.call_records import call_records as call_records
 from tests.support.checks.fast_path import fast_path_requests as fast_path_requests
 from tests.support.checks.fast_path import fast_path_streams as fast_path_streams
@@ -72,12 +73,17 @@ _TYPED_OUTPUT = message_field(
 )
 _MODEL = message_field(1, b"m")
 RAW = framed(_MODEL, _INPUT, message_field(3, b"id"), message_field(7, DATA))
+LARGE_DATA = (b"classification tensorgate-" + bytes(38)) * 4096
+_LARGE_TENSOR = message_field(2, b"FP32") + message_field(3, b"\x80\x80\x04")
+_LARGE_INPUT = message_field(5, message_field(1, b"IN") + _LARGE_TENSOR)
+_LARGE_TYPED_INPUT = message_field(
+    5,
+    message_field(1, b"IN") + _LARGE_TENSOR + message_field(5, message_field(6, LARGE_DATA)),
+)
 RAW_OUTPUT = framed(_MODEL, message_field(3, b"id"), _OUTPUT, message_field(6, DATA))
 LARGE_OUTPUT = framed(
     _MODEL,
-    message_field(
-        5, message_field(1, b"OUT") + message_field(2, b"FP32") + message_field(3, b"\x80\x80\x04")
-    ),
+    message_field(5, message_field(1, b"OUT") + _LARGE_TENSOR),
     message_field(6, bytes(4 * 65536)),
 )
 
@@ -117,6 +123,8 @@ HTTP_CLIENTS = {
 GRPC_CLIENTS = {
     "raw": Asked(),
     "typed": Asked(body=framed(_MODEL, _TYPED_INPUT)),
+    "raw and large": Asked(body=framed(_MODEL, _LARGE_INPUT, message_field(7, LARGE_DATA))),
+    "typed and large": Asked(body=framed(_MODEL, _LARGE_TYPED_INPUT), is_fast=False),
     "metadata": Asked(
         headers=(("x-a", "1"), ("grpc-accept-encoding", "identity, gzip"), ("grpc-timeout", "9S"))
     ),
@@ -325,6 +333,7 @@ async def connected(
     ):
         await client.call("POST", "/v2/x" if server.url[0] == "h" else PREDICT.target, PREDICT.body)
         await gateway.until_idle()
+        gateway.gateway.listener.deferrals._large._timeout = 60.0  # the machine may be busy
         server.watched = watched
         server.asked.clear()
         yield gateway, client
@@ -646,6 +655,28 @@ async def test_body_that_comes_after_its_headers_takes_the_fast_path(
         assert (await client.response(stream)).body == RAW_OUTPUT
     assert [body for _, body in server.asked] == [RAW]
     assert fast_path_streams == [MODEL_INFER]
+
+
+@pytest.mark.parametrize("beyond", [0, 1])
+async def test_message_is_waited_for_if_it_fits_into_a_window(beyond: int) -> None:
+    size = MAX_WINDOW - PREFIX_SIZE + beyond
+    head = _MODEL + message_field(7, bytes(size))[: 1 + 3]
+    body = framed(head, bytes(size - len(head)))
+    async with grpc_server(answer()) as server, connected(server) as (gateway, client):
+        deferrals = gateway.gateway.listener.deferrals
+        stream = client.send_headers("POST", MODEL_INFER, GRPC)
+        await client.send_data(stream, body[:100], end_stream=False)
+        await client.until_processed()
+        assert deferrals.size == (not beyond)
+        await client.send_data(stream, body[100:-1], end_stream=False)
+        await client.until_processed()
+        assert deferrals.size == (not beyond)
+        # More than the message: it is no unary call.
+        await client.send_data(stream, body[-1:] + b"more", end_stream=False)
+        await client.until_processed()
+        assert not deferrals.size
+        client.reset_stream(stream)
+        await gateway.until_idle()
 
 
 # ----------------------------------------------------------------------- what is recorded, and keys
