@@ -17,7 +17,7 @@ from gateway.codec.v2.json_writer import tensor_fields
 from gateway.errors import GatewayError, bad_response
 from gateway.protocol.messages import Fields, InferRequest, RequestedOutput
 from gateway.protocol.response_header import parse_response_header, read_outputs
-from gateway.protocol.tensors import ModelMetadata, element_count
+from gateway.protocol.tensors import ModelMetadata, TensorSpec, element_count
 
 RequestData = Sequence[bytes | memoryview] | AsyncIterator[bytes | memoryview]
 
@@ -181,17 +181,35 @@ def certain_output_sizes(request: InferRequest, model: ModelMetadata | None) -> 
     if model is None or head.features.classified_outputs or not head.inputs:
         return {}
     declared = {output.name: output for output in model.outputs}
-    batch = head.inputs[0].shape[:1]
+    batch = head.inputs[0].shape[:1] if model.batching else ()
     sizes = {}
     for name in [each.name for each in head.outputs] or list(declared):
         output = declared.get(name)
-        if output is None or output.datatype.size is None:
+        size = 0 if output is None else _certain_size(output, batch)
+        if not size:
             return {}
-        shape = output.shape
-        if model.batching and batch and shape[:1] == (-1,):
-            shape = batch + shape[1:]
-        if any(size <= 0 for size in shape):
-            return {}
-        sizes[name] = element_count(shape) * output.datatype.size
+        sizes[name] = size
     names_region = any(_PARAMETERS[0] in each.parameters for each in head.outputs)
     return {} if names_region or len(sizes) < len(head.outputs) else sizes
+
+
+def largest_output_size(model: ModelMetadata, request_size: int) -> int:
+    """Return the most bytes of certain size that the outputs of a request may have.
+
+    The request need not be read for it: ``request_size`` bytes limit its batch.
+    """
+    batch: tuple[int, ...] = ()
+    if model.batching:
+        least = min((_certain_size(each, (1,)) for each in model.inputs), default=0)
+        batch = (request_size // max(least, 1),)
+    return sum(_certain_size(each, batch) for each in model.outputs)
+
+
+def _certain_size(tensor: TensorSpec, batch: tuple[int, ...]) -> int:
+    """Return the bytes of a tensor; 0 if its metadata leave open more than the batch."""
+    shape = tensor.shape
+    if batch and shape[:1] == (-1,):
+        shape = batch + shape[1:]
+    if tensor.datatype.size is None or any(size <= 0 for size in shape):
+        return 0
+    return element_count(shape) * tensor.datatype.size
