@@ -191,10 +191,14 @@ def read_sharable(start: bytes, size: int, header_cap: int, tensor_cap: int) -> 
 
 
 class ContentsReader:
-    """Finds the data in the raw contents of a request, which arrive in pieces."""
+    """Finds the data in the raw contents of a request, which arrive in pieces.
 
-    def __init__(self, request: InferRequest) -> None:
+    ``ending`` are the fields that must follow them.
+    """
+
+    def __init__(self, request: InferRequest, ending: bytes = b"") -> None:
         self._inputs: Final = iter(request.head.inputs)
+        self._ending = ending
         self._prefix = b""
         """What precedes the data of the input, and is still to come."""
         self._size = 0
@@ -203,10 +207,11 @@ class ContentsReader:
     def feed(self, piece: memoryview) -> Iterator[memoryview]:
         """Yield the data in a piece, as views.
 
-        Raises GatewayError (400) for contents of another size than the shape of the input.
+        Raises GatewayError (400) for contents of another size than the shape of the input, and for
+        another ending.
         """
         while piece:
-            if not self._size:
+            if not self._size and not self._prefix:
                 self._begin_input()
             if prefix := self._prefix:
                 size = min(len(prefix), len(piece))
@@ -222,7 +227,10 @@ class ContentsReader:
     def _begin_input(self) -> None:
         tensor = next(self._inputs, None)
         if tensor is None:
-            raise self._error()
+            self._prefix, self._ending = self._ending, b""
+            if not self._prefix:
+                raise self._error()
+            return
         self._size = tensor.binary_size or 0
         self._prefix = varint_field(fields.RAW_INPUT_CONTENTS, self._size)
 

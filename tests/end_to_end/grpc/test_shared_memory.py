@@ -91,30 +91,33 @@ class Seen:
         assert state.shared_memory is not None
         return state.shared_memory
 
-    async def until_known(self) -> None:
+    async def until_known(self, model: str, version: str | None) -> None:
         """Have the metadata fetched: no call waits for them."""
         await self.call(tensor(SMALL))
         (server,) = self.gateway.gateway.active_config.upstreams.values()
-        await until(lambda: server.metadata.cached("m", None, has_config=True))
+        await until(lambda: server.metadata.cached(model, version, has_config=True))
         await self.gateway.until_idle()
 
 
 @asynccontextmanager
 async def seen(
-    *shape: int, upstream: dict[str, Any] | None = None, **limits: Any
+    *shape: int,
+    upstream: dict[str, Any] | None = None,
+    named: tuple[str, str | None] = ("m", None),
+    **settings: Any,
 ) -> AsyncIterator[Seen]:
     """Run a gateway in front of a model that shares memory."""
     model = GrpcSharedMemoryModel(*shape)
     with grpc_server(unary=model.unary) as server:
         async with (
             running_gateway(
-                server.url, upstream={"shared_memory": SETTING, **(upstream or {})}, **limits
+                server.url, upstream={"shared_memory": SETTING, **(upstream or {})}, **settings
             ) as gateway,
             grpc_client(gateway.url) as client,
         ):
             found = Seen(gateway, client, model)
             await until(lambda: not found.memory["why_not"])
-            await found.until_known()
+            await found.until_known(*named)
             yield found
             model.may_respond.set()
 
@@ -158,6 +161,31 @@ async def test_outputs_whose_size_is_not_certain_are_sent(elements: int) -> None
     async with seen(-1) as it:
         assert await it.call(tensor(elements)) == {"inputs": SHARED, "outputs": UNSUITABLE}
         assert not it.model.inferred[-1].outputs
+
+
+@PATHS
+@pytest.mark.parametrize("version", [None, "2"])
+async def test_tensors_of_a_model_that_the_route_renames_are_not_sent(
+    elements: int, version: str | None
+) -> None:
+    route = {"rewrite": {"model": "another", "version": version}}
+    async with seen(elements, route=route, named=("another", version)) as it:
+        assert await it.call(tensor(elements)) == {"inputs": SHARED, "outputs": SHARED}
+        sent = it.model.inferred[-1]
+        assert (sent.model_name, sent.model_version) == ("another", version or "")
+        assert not sent.raw_input_contents
+
+
+@PATHS
+async def test_message_with_a_field_after_its_contents_passes_as_it_came(elements: int) -> None:
+    async with seen(elements) as it:
+        last = infer_request("m", tensor(elements)) + ModelInferRequest(id="8").SerializeToString()
+
+        async def send() -> None:
+            response = await it.client.call("ModelInfer", last)
+            assert ModelInferResponse.FromString(response.message).id == "8"
+
+        assert await it.went(send) == {}
 
 
 # By its metadata, the model returns more than the requests of these tests have.

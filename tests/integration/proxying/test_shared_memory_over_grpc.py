@@ -96,7 +96,12 @@ class SharingGateway:
 
 @contextmanager
 def gateway_over_grpc(
-    folder: Path, server: TritonServer, *, both: bool = False, **upstream: Any
+    folder: Path,
+    server: TritonServer,
+    *,
+    both: bool = False,
+    route: Mapping[str, Any] | None = None,
+    **upstream: Any,
 ) -> Iterator[SharingGateway]:
     """Run a gateway that gets inference to a server over gRPC; nothing is left at its end."""
     folder.mkdir(exist_ok=True)
@@ -116,7 +121,7 @@ def gateway_over_grpc(
                 **upstream,
             }
         },
-        "routes": [{"upstream": "server"}],
+        "routes": [{"upstream": "server", **(route or {})}],
     }
     with gateway_with_settings(folder, settings) as gateway:
         until(lambda: "shared memory" in gateway.log)
@@ -301,6 +306,24 @@ def test_message_whose_contents_do_not_fit_gets_the_error_of_the_server(
         stub.ModelInfer(message)
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert shared.counts() == before
+
+
+def test_tensors_of_a_model_that_the_route_renames_come_back_as_they_were_sent(
+    server: TritonServer, tmp_path: Path
+) -> None:
+    route = {"rewrite": {"model": "image", "version": "1"}}
+    with gateway_over_grpc(tmp_path, server, route=route) as gateway, stub_of(gateway) as stub:
+
+        def call(number: int) -> None:
+            values = pattern(number)
+            message = message_of(values)
+            message.model_name = "photo"
+            call_over_grpc(stub, values, message)
+
+        call(0)
+        until(partial(_is_shared, gateway, partial(call, 0)))
+        for number in range(5):
+            assert _is_shared(gateway, partial(call, number))
 
 
 def test_grpc_clients_of_a_server_over_http_share_memory(
