@@ -267,10 +267,11 @@ async def test_memory_of_a_call_that_may_still_run_stays_in_quarantine(
 async def test_call_whose_client_left_counts_until_the_server_is_done(elements: int) -> None:
     limit = {"concurrency": {"max_requests": 1, "max_queue": 0}}
     async with seen(elements, upstream=limit) as it:
+        before = len(it.model.inferred)
         it.model.may_respond.clear()
         infer = it.client.channel.unary_unary(f"/{SERVICE}/ModelInfer")
         leaving = infer.future(infer_request("m", tensor(elements)))
-        await until(lambda: it.memory["in_use"])
+        await until(lambda: len(it.model.inferred) > before)
         leaving.cancel()
         await until(lambda: it.memory["quarantined"])
         assert (await it.infer(tensor(elements))).code is grpc.StatusCode.RESOURCE_EXHAUSTED
