@@ -1,4 +1,4 @@
-"""Compares binary calls through shared memory with direct ones, and JSON with and without it.
+"""Compares binary and gRPC calls through shared memory with direct ones, JSON with and without it.
 
 The clients are http.client and tritonclient, one call at a time, in front of a real Triton on the
 same machine.
@@ -22,6 +22,8 @@ from benchmarks.harness.processes import running_gateway
 from benchmarks.harness.requests import HEADER_LENGTH, Values, normal
 from benchmarks.harness.rounds import Ratio
 from benchmarks.report import Row, at_least, at_most
+from tests.integration.triton.models import named
+from tests.integration.triton.server import TritonServer
 
 _SHAPE = (3, 224, 224)
 _IMAGE = int(np.prod(_SHAPE))
@@ -29,6 +31,8 @@ _SHARED = {"size": "256MiB", "min_bytes": "128KiB"}
 _DIRECT, _LANE, _SOCKET = "direct", "shared memory", "socket"
 _BATCHES = ((1, 0.8, 40), (7, 0.65, 40), (27, 0.65, 12))
 """Images in a request, the most that it may take of the direct call's time, and rounds."""
+_GRPC = (1, 0.9, 40)
+"""The same of gRPC calls."""
 _SMALL = 16_384
 """Elements of less than ``min_bytes``."""
 _MAX_SMALL = 1.05
@@ -42,18 +46,27 @@ _Ports = dict[str, int]
 
 
 def rows(env: Environment) -> list[Row]:
-    """Measure the binary form by client and size, JSON, and small tensors."""
+    """Measure the binary form by client and size, gRPC, JSON, and small tensors."""
     with ExitStack() as stack:
-        ports = {_DIRECT: env.triton_port}
-        for name, shared in ((_LANE, _SHARED), (_SOCKET, None)):
-            running = running_gateway(env.triton_port, access_log=True, shared=shared)
-            ports[name] = stack.enter_context(running).port
-        return [
+        ports = _start_gateways(stack, env.triton_port, "http")
+        found = [
             *(_binary_row(env, ports, *each) for each in _BATCHES),
-            *(_tritonclient_row(env, ports, *each) for each in _BATCHES[:2]),
+            *(_tritonclient_row(env, ports, "http", *each) for each in _BATCHES[:2]),
             _json_row(env, ports),
             _small_row(env, ports),
         ]
+    with ExitStack() as stack:
+        triton = stack.enter_context(TritonServer(named("image")))
+        ports = _start_gateways(stack, triton.grpc_port, "grpc")
+        return [*found, _tritonclient_row(env, ports, "grpc", *_GRPC)]
+
+
+def _start_gateways(stack: ExitStack, server_port: int, scheme: str) -> _Ports:
+    ports = {_DIRECT: server_port}
+    for name, shared in ((_LANE, _SHARED), (_SOCKET, None)):
+        running = running_gateway(server_port, access_log=True, scheme=scheme, shared=shared)
+        ports[name] = stack.enter_context(running).port
+    return ports
 
 
 def largest(env: Environment) -> list[Row]:
@@ -82,12 +95,15 @@ def _binary_row(env: Environment, ports: _Ports, batch: int, most: float, rounds
     return _beside_direct(f"binary, {batch * _IMAGE:,} FP32, through shared memory", times, most)
 
 
-def _tritonclient_row(env: Environment, ports: _Ports, batch: int, most: float, rounds: int) -> Row:
+def _tritonclient_row(
+    env: Environment, ports: _Ports, protocol: str, batch: int, most: float, rounds: int
+) -> Row:
     values = normal(batch * _IMAGE).reshape(batch, *_SHAPE)
     with ExitStack() as stack:
-        jobs = {name: _tritonclient(stack, port, values) for name, port in ports.items()}
+        jobs = {name: _tritonclient(stack, protocol, port, values) for name, port in ports.items()}
         times = time_jobs(env.rounds(rounds), jobs, _IN_A_ROW)
-    return _beside_direct(f"the same with tritonclient, {values.size:,}", times, most)
+    what = f"tritonclient.{protocol}, {values.size:,} FP32, through shared memory"
+    return _beside_direct(what, times, most)
 
 
 def _beside_direct(what: str, times: dict[str, list[float]], most: float) -> Row:
@@ -156,8 +172,10 @@ def _call(
         raise BenchmarkError(f"the response has status {response.status}: {content[:500]!r}")
 
 
-def _tritonclient(stack: ExitStack, port: int, values: Values) -> Callable[[], object]:
-    library = import_module("tritonclient.http")
+def _tritonclient(
+    stack: ExitStack, protocol: str, port: int, values: Values
+) -> Callable[[], object]:
+    library = import_module(f"tritonclient.{protocol}")
     client = stack.enter_context(closing(library.InferenceServerClient(f"{HOST}:{port}")))
 
     def call() -> None:

@@ -39,11 +39,11 @@ from gateway.listener.messages import (
 )
 from gateway.observe.failure_log import REFUSAL_LOG
 from gateway.proxy.admission.concurrency_limit import overload_error
-from gateway.proxy.body_io import split
 from gateway.proxy.errors import end_dropped_call, is_grpc_content
 from gateway.proxy.filters.forwarded_headers import Peer
 from gateway.proxy.interfaces import ClientResponse, FieldLines, ResponseTemplate
 from gateway.system.buffers import MAX_WINDOW, NO_ROOM, BodyProgress, ReservedBytes
+from gateway.system.time_slices import split
 
 MAX_STREAMS: Final = 100
 """Requests of one connection that may be in progress: RFC 9113, section 6.5.2, advises as many."""

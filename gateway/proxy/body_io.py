@@ -6,15 +6,7 @@ Requests and responses that are not converted pass through untouched, streamed i
 from __future__ import annotations
 
 import asyncio
-from collections.abc import (
-    AsyncIterable,
-    AsyncIterator,
-    Awaitable,
-    Callable,
-    Iterable,
-    Iterator,
-    Sequence,
-)
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -49,6 +41,7 @@ from gateway.proxy.headers import end_to_end, with_body
 from gateway.proxy.interfaces import Call, ClientRequest, ClientResponse
 from gateway.proxy.server_dialect import headers_with_type
 from gateway.sizes import CONVERT_CHUNK
+from gateway.system.time_slices import split
 from gateway.upstream.content_decoding import decode_response
 from gateway.upstream.transport import Body, UpstreamRequest, UpstreamResponse
 
@@ -58,7 +51,6 @@ _MIN_PIECE = 4 * 1024
 """Bytes of a body that a reader gets at least, but for the last."""
 
 _Converted = TypeVar("_Converted")
-_Data = TypeVar("_Data", bytes, memoryview, bytes | memoryview)
 
 
 class ClientBody:
@@ -178,12 +170,6 @@ async def relay_chunks(chunks: Chunks, response: ClientResponse, deadline: Deadl
     async for chunk in chunks:
         await write(response, chunk, deadline)
     await response.finish()
-
-
-def split(data: _Data, size: int) -> Iterator[_Data]:
-    """Yield data in slices of at most ``size`` bytes."""
-    for start in range(0, len(data), size):
-        yield data[start : start + size]
 
 
 async def slices(chunks: Chunks, size: int, scheduler: ConversionScheduler) -> Chunks:

@@ -1,4 +1,4 @@
-"""Gives connections with much to process a time slice each, by turns of their clients."""
+"""Splits what takes long into time slices, and gives them to connections by turns of clients."""
 
 from __future__ import annotations
 
@@ -10,6 +10,13 @@ from typing import Generic, TypeVar
 from weakref import WeakKeyDictionary
 
 T = TypeVar("T")
+_Data = TypeVar("_Data", bytes, memoryview, bytes | memoryview)
+
+
+def split(data: _Data, size: int) -> Iterator[_Data]:
+    """Yield data in slices of at most ``size`` bytes, for a time slice each."""
+    for start in range(0, len(data), size):
+        yield data[start : start + size]
 
 
 class FairQueue(Generic[T]):

@@ -6,7 +6,7 @@ what the gateway does not know. A message on the wire mostly has its raw content
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Final
 
 from gateway.codec.grpc.contents import Chunks, HeaderBudget
@@ -18,7 +18,6 @@ from gateway.codec.v2.shared_memory import (
     SharedTensors,
     check_output_names,
     not_in_place,
-    place_parameters,
 )
 from gateway.errors import GatewayError, bad_request, bad_response
 from gateway.protocol.error_vocabulary import REQUEST, RESPONSE
@@ -57,7 +56,6 @@ class SharedMessage(SharedTensors):
         super().__init__(request, data, output_sizes)
         self._start: Final = start
         self._contents = contents
-        self._sizes: Final = [each.binary_size or 0 for each in request.head.inputs]
 
     def set_inputs(self, data: memoryview) -> None:
         """Set the inputs that were still to come: all of them, one after another."""
@@ -77,15 +75,15 @@ class SharedMessage(SharedTensors):
         return chunks
 
     def _write_start(self, inputs: Place | None, outputs: Place | None) -> bytes:
+        sizes = self.output_sizes.values()
         of_inputs = _write_places(fields.TENSOR_PARAMETERS, inputs, self._sizes)
-        sizes = list(self.output_sizes.values())
         of_outputs = _write_places(fields.REQUESTED_PARAMETERS, outputs, sizes)
         start, written, position = self._start, bytearray(), 0
         reader = WireReader(start)
         while tag := reader.next_tag():
             added = b""
             if tag == fields.TENSORS:
-                added = next(of_inputs)
+                added = next(of_inputs, b"")
             elif tag == fields.REQUESTED_OUTPUTS:
                 added = next(of_outputs, b"")
             if not added:
@@ -95,7 +93,7 @@ class SharedMessage(SharedTensors):
             written += bytes_field(tag, bytes(reader.read_view()) + added)
             position = reader.position
         written += start[position:]
-        if outputs is not None and not self._request.head.outputs:
+        if not self._request.head.outputs:
             for name, added in zip(self.output_sizes, of_outputs, strict=False):
                 entry = bytes_field(fields.REQUESTED_NAME, name.encode()) + added
                 written += bytes_field(fields.REQUESTED_OUTPUTS, entry)
@@ -108,30 +106,22 @@ class SharedMessage(SharedTensors):
         for; each may be smaller than its place.
         """
         kept, outputs = _read_without_contents(message)
-        starts = self._output_starts
-        check_output_names([output.name for output in outputs], starts)
+        places = self._split_outputs(memory)
+        check_output_names([output.name for output in outputs], places)
         for output in outputs:
             size = element_count(output.shape) * (output.datatype.size or 0)
             has_place = output.datatype.size and not output.contents and not output.in_shared_memory
-            if not has_place or size > self.output_sizes[output.name]:
+            place = places[output.name]
+            if not has_place or size > len(place):
                 raise not_in_place(output.name)
-            start = starts[output.name]
-            kept += (
-                varint_field(fields.RAW_OUTPUT_CONTENTS, size),
-                memory[start : start + size],
-            )
+            kept += (varint_field(fields.RAW_OUTPUT_CONTENTS, size), place[:size])
         return kept
 
 
-def _write_places(tag: int, place: Place | None, sizes: Sequence[int]) -> Iterator[bytes]:
-    """Yield the parameters of each tensor; empty without a place."""
-    position = 0
-    for size in sizes:
-        if place is None:
-            yield b""
-        else:
-            yield write_parameters(tag, place_parameters(place, position, size), "", REQUEST)
-        position += size
+def _write_places(tag: int, place: Place | None, sizes: Collection[int]) -> Iterator[bytes]:
+    """Yield the parameters of each tensor; none without a place."""
+    for parameters in () if place is None else place.parameters(sizes):
+        yield write_parameters(tag, parameters, "", REQUEST)
 
 
 def _read_without_contents(message: Buffer) -> tuple[Chunks, list[ParsedTensor]]:
@@ -191,10 +181,14 @@ def read_sharable(start: bytes, size: int, header_cap: int, tensor_cap: int) -> 
 
 
 class ContentsReader:
-    """Finds the data in the raw contents of a request, which arrive in pieces."""
+    """Finds the data in the raw contents of a request, which arrive in pieces.
 
-    def __init__(self, request: InferRequest) -> None:
+    ``ending`` are the fields that must follow them.
+    """
+
+    def __init__(self, request: InferRequest, ending: bytes = b"") -> None:
         self._inputs: Final = iter(request.head.inputs)
+        self._ending = ending
         self._prefix = b""
         """What precedes the data of the input, and is still to come."""
         self._size = 0
@@ -203,10 +197,11 @@ class ContentsReader:
     def feed(self, piece: memoryview) -> Iterator[memoryview]:
         """Yield the data in a piece, as views.
 
-        Raises GatewayError (400) for contents of another size than the shape of the input.
+        Raises GatewayError (400) for contents of another size than the shape of the input, and for
+        another ending.
         """
         while piece:
-            if not self._size:
+            if not self._size and not self._prefix:
                 self._begin_input()
             if prefix := self._prefix:
                 size = min(len(prefix), len(piece))
@@ -222,7 +217,10 @@ class ContentsReader:
     def _begin_input(self) -> None:
         tensor = next(self._inputs, None)
         if tensor is None:
-            raise self._error()
+            self._prefix, self._ending = self._ending, b""
+            if not self._prefix:
+                raise self._error()
+            return
         self._size = tensor.binary_size or 0
         self._prefix = varint_field(fields.RAW_INPUT_CONTENTS, self._size)
 

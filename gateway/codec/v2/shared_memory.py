@@ -6,8 +6,9 @@ JSON alone; the rest of the gateway sees the binary form. codec/grpc/shared_memo
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Final
 
 import orjson
@@ -17,7 +18,7 @@ from gateway.codec.v2.json_writer import tensor_fields
 from gateway.errors import GatewayError, bad_response
 from gateway.protocol.messages import Fields, InferRequest, RequestedOutput
 from gateway.protocol.response_header import parse_response_header, read_outputs
-from gateway.protocol.tensors import ModelMetadata, element_count
+from gateway.protocol.tensors import ModelMetadata, TensorSpec, element_count
 
 RequestData = Sequence[bytes | memoryview] | AsyncIterator[bytes | memoryview]
 
@@ -30,6 +31,17 @@ class Place:
 
     region: str
     offset: int
+
+    def parameters(self, sizes: Collection[int]) -> Iterator[Fields]:
+        """Yield the parameters of the tensors there, which have these sizes."""
+        for start, size in _ranges(sizes):
+            values = self.region, self.offset + start, size
+            yield dict(zip(_PARAMETERS, values, strict=True))
+
+
+def _ranges(sizes: Collection[int]) -> Iterator[tuple[int, int]]:
+    """Return where each of some tensors begins that are one after another, and its size."""
+    return zip(accumulate(sizes, initial=0), sizes, strict=False)
 
 
 class SharedTensors:
@@ -45,9 +57,9 @@ class SharedTensors:
         self.data = data
         self.output_sizes: Final = output_sizes
         self._request: Final = request
+        self._sizes: Final = [each.binary_size or 0 for each in request.head.inputs]
         # One that has no data, or has it in a region of the client, does without another.
-        has_data = all(each.binary_size for each in request.head.inputs)
-        self.input_size: Final = request.data_size if has_data else 0
+        self.input_size: Final = request.data_size if all(self._sizes) else 0
         """Bytes of all inputs; 0 if they cannot be in shared memory."""
         self.output_size: Final = sum(output_sizes.values())
         """Bytes of all outputs; 0 if they cannot be in shared memory."""
@@ -64,14 +76,11 @@ class SharedTensors:
             is_there = request.missing_size == request.data_size
         return len(memory) - self.input_size if is_there else None
 
-    @property
-    def _output_starts(self) -> dict[str, int]:
-        """Where each output begins in the memory of all."""
-        starts, position = {}, 0
-        for name, size in self.output_sizes.items():
-            starts[name] = position
-            position += size
-        return starts
+    def _split_outputs(self, memory: memoryview) -> dict[str, memoryview]:
+        """Return the place of each output in the memory of all."""
+        ranges = _ranges(self.output_sizes.values())
+        places = [memory[start : start + size] for start, size in ranges]
+        return dict(zip(self.output_sizes, places, strict=True))
 
 
 class SharedDocument(SharedTensors):
@@ -98,19 +107,15 @@ class SharedDocument(SharedTensors):
 
     def write_header(self, inputs: Place | None, outputs: Place | None) -> bytes:
         """Write the JSON of the request; tensors without a place are in the body, in binary."""
-        head, position = self._request.head, 0
-        entries = []
-        for tensor in head.inputs:
-            if inputs is None:
-                entries.append(input_fields(tensor))
-                continue
-            size = tensor.binary_size
-            assert size is not None
-            place = place_parameters(inputs, position, size)
-            entries.append(tensor_fields(tensor, {**tensor.parameters, **place}))
-            position += size
+        head = self._request.head
         fields: Fields = {} if self._request.id is None else {"id": self._request.id}
-        fields["inputs"] = entries
+        if inputs is None:
+            fields["inputs"] = list(map(input_fields, head.inputs))
+        else:
+            places = zip(head.inputs, inputs.parameters(self._sizes), strict=True)
+            fields["inputs"] = [
+                tensor_fields(tensor, {**tensor.parameters, **shared}) for tensor, shared in places
+            ]
         parameters = head.parameters
         if outputs is not None:
             fields["outputs"] = self._write_outputs(outputs)
@@ -124,10 +129,9 @@ class SharedDocument(SharedTensors):
 
     def _write_outputs(self, place: Place) -> list[Fields]:
         listed = {each.name: each for each in self._outputs}
-        entries = []
-        for name, start in self._output_starts.items():
+        entries, sizes = [], self.output_sizes
+        for name, shared in zip(sizes, place.parameters(sizes.values()), strict=True):
             output = listed.get(name) or RequestedOutput(name)
-            shared = place_parameters(place, start, self.output_sizes[name])
             entries.append(
                 {"name": name, **output.extra, "parameters": {**output.parameters, **shared}}
             )
@@ -139,20 +143,20 @@ class SharedDocument(SharedTensors):
         ``memory`` is where the outputs are. Raises GatewayError (502) for a response that does not
         have the outputs that were asked for; each may be smaller than its place.
         """
-        starts = self._output_starts
+        places = self._split_outputs(memory)
         fields = parse_response_header(document)
         outputs = read_outputs(fields)
-        check_output_names([output.name for output in outputs], starts)
+        check_output_names([output.name for output in outputs], places)
         data = []
         for output, entry in zip(outputs, fields["outputs"], strict=True):
             has_place = output.datatype.size and "data" not in entry and not output.binary_size
             size = element_count(output.shape) * (output.datatype.size or 0)
-            if not has_place or size > self.output_sizes[output.name]:
+            place = places[output.name]
+            if not has_place or size > len(place):
                 raise not_in_place(output.name)
             kept = {k: v for k, v in output.parameters.items() if k not in _PARAMETERS}
             entry["parameters"] = {**kept, "binary_data_size": size}
-            start = starts[output.name]
-            data.append(memory[start : start + size])
+            data.append(place[:size])
         return orjson.dumps(fields), data
 
 
@@ -167,11 +171,6 @@ def not_in_place(name: str) -> GatewayError:
     return bad_response(f"output '{name}' of the server's response is not where it was asked for")
 
 
-def place_parameters(place: Place, position: int, size: int) -> Fields:
-    """Return the parameters of a tensor that is ``position`` bytes after a place."""
-    return dict(zip(_PARAMETERS, (place.region, place.offset + position, size), strict=True))
-
-
 def certain_output_sizes(request: InferRequest, model: ModelMetadata | None) -> dict[str, int]:
     """Return the bytes of each output of a request, by name; empty if one is not certain.
 
@@ -181,17 +180,35 @@ def certain_output_sizes(request: InferRequest, model: ModelMetadata | None) -> 
     if model is None or head.features.classified_outputs or not head.inputs:
         return {}
     declared = {output.name: output for output in model.outputs}
-    batch = head.inputs[0].shape[:1]
+    batch = head.inputs[0].shape[:1] if model.batching else ()
     sizes = {}
     for name in [each.name for each in head.outputs] or list(declared):
         output = declared.get(name)
-        if output is None or output.datatype.size is None:
+        size = 0 if output is None else _certain_size(output, batch)
+        if not size:
             return {}
-        shape = output.shape
-        if model.batching and batch and shape[:1] == (-1,):
-            shape = batch + shape[1:]
-        if any(size <= 0 for size in shape):
-            return {}
-        sizes[name] = element_count(shape) * output.datatype.size
+        sizes[name] = size
     names_region = any(_PARAMETERS[0] in each.parameters for each in head.outputs)
     return {} if names_region or len(sizes) < len(head.outputs) else sizes
+
+
+def largest_output_size(model: ModelMetadata, request_size: int) -> int:
+    """Return the most bytes of certain size that the outputs of a request may have.
+
+    The request need not be read for it: ``request_size`` bytes limit its batch.
+    """
+    batch: tuple[int, ...] = ()
+    if model.batching:
+        least = min((_certain_size(each, (1,)) for each in model.inputs), default=0)
+        batch = (request_size // max(least, 1),)
+    return sum(_certain_size(each, batch) for each in model.outputs)
+
+
+def _certain_size(tensor: TensorSpec, batch: tuple[int, ...]) -> int:
+    """Return the bytes of a tensor; 0 if its metadata leave open more than the batch."""
+    shape = tensor.shape
+    if batch and shape[:1] == (-1,):
+        shape = batch + shape[1:]
+    if tensor.datatype.size is None or any(size <= 0 for size in shape):
+        return 0
+    return element_count(shape) * tensor.datatype.size

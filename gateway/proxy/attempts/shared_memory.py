@@ -27,6 +27,7 @@ from gateway.proxy.attempts.shared_memory_forms import (
 from gateway.sizes import MAX_SERVER_DOCUMENT
 from gateway.system.buffers import MAX_WINDOW
 from gateway.system.shared_memory import Slice
+from gateway.system.time_slices import split
 from gateway.upstream.http.connection import StaleConnectionError
 from gateway.upstream.transport import (
     SharedMemory,
@@ -84,13 +85,13 @@ class SharedMemoryAttempt:
         """Return the slices that it has."""
         return [each for each in (self.inputs, self.outputs) if each is not None]
 
-    def take_inputs(self) -> Slice | None:
-        """Return a slice for the inputs, to be filled; None if they need none, or find none."""
+    def take_inputs(self) -> bool:
+        """Take a slice for the inputs, if there is one; tell whether to copy them into it."""
         if self._placed is not None and self._tensors.input_size:
             self.inputs, self._reasons["inputs"] = self._placed, ""
-            return None
+            return False
         self.inputs = self._take("inputs", self._tensors.input_size, "")
-        return self.inputs
+        return self.inputs is not None
 
     @property
     def input_data(self) -> memoryview:
@@ -103,11 +104,14 @@ class SharedMemoryAttempt:
     def _input_start(self) -> int:
         return self._start if self.inputs is self._placed else 0
 
-    def fill(self, inputs: Slice) -> None:
-        """Copy buffered inputs into their slice, all at once."""
+    def copy_inputs(self) -> Iterator[None]:
+        """Copy buffered inputs into their slice, at each step as much as in one time slice."""
         assert isinstance(self._tensors.data, Sequence)
-        for position, part in _at_once(self._tensors.data):
-            inputs.view[position : position + len(part)] = part
+        rest = self.input_data
+        for piece in self._tensors.data:
+            for part in split(memoryview(piece), _COPIED_AT_ONCE):
+                rest = _fill_start(rest, part)
+                yield
 
     def take_outputs(self) -> None:
         """Take a slice for the outputs, if there is one for them."""
@@ -240,9 +244,9 @@ class SharedMemoryCall:
         shared = SharedMemoryAttempt(lane, self._form, self._model, self._placed)
         self._attempts.append(shared)
         try:
-            is_copied = shared.take_inputs() is not None
+            is_copied = shared.take_inputs()
             if shared.inputs is not None:
-                await self._fill(shared.input_data, on_start, on_piece, is_copied)
+                await self._fill(shared, on_start, on_piece, is_copied)
             shared.take_outputs()
             if not shared.slices:
                 return None
@@ -267,26 +271,24 @@ class SharedMemoryCall:
 
     async def _fill(
         self,
-        inputs: memoryview,
+        shared: SharedMemoryAttempt,
         on_start: Callable[[], None],
         on_piece: Callable[[bytes | memoryview], None],
         is_copied: bool,
     ) -> None:
         """Read the inputs, and copy them into a slice if they do not come there by themselves."""
-        tensors = self._form.tensors
-        if isinstance(tensors.data, Sequence):
-            for position, part in _at_once(tensors.data) if is_copied else ():
-                inputs[position : position + len(part)] = part
+        inputs, data = shared.input_data, self._form.tensors.data
+        if isinstance(data, Sequence):
+            for _ in shared.copy_inputs() if is_copied else ():
                 if len(inputs) > _COPIED_AT_ONCE:
                     await self._scheduler.next_slice()  # the event loop is for other calls, too
             return
-        position = 0
+        rest = inputs
         on_start()
-        async for piece in tensors.data:
+        async for piece in data:
             on_piece(piece)
             if is_copied:
-                inputs[position : position + len(piece)] = piece
-                position += len(piece)
+                rest = _fill_start(rest, piece)
         on_piece(b"")
         self.request = replace(self.request, body=self._form.set_inputs(inputs))
 
@@ -335,13 +337,10 @@ def _is_lent(data: Sequence[bytes | memoryview]) -> bool:
     return any(isinstance(x, memoryview) and isinstance(x.obj, mmap) for x in data)
 
 
-def _at_once(pieces: Sequence[bytes | memoryview]) -> Iterator[tuple[int, bytes | memoryview]]:
-    """Yield what is copied in one time slice, and where it begins among all pieces."""
-    position = 0
-    for piece in pieces:
-        for part in _split(piece, _COPIED_AT_ONCE):
-            yield position, part
-            position += len(part)
+def _fill_start(memory: memoryview, piece: bytes | memoryview) -> memoryview:
+    """Copy a piece to the start of the memory; return the rest of that."""
+    memory[: len(piece)] = piece
+    return memory[len(piece) :]
 
 
 class _OutputsResponse(WrappedResponse):
@@ -357,7 +356,7 @@ class _OutputsResponse(WrappedResponse):
         super().__init__(response)
         self.lends_memory = lends_memory
         self.headers = CIMultiDictProxy(headers)
-        self._pieces = deque(part for each in body for part in _split(each, MAX_WINDOW))
+        self._pieces = deque(part for each in body for part in split(memoryview(each), MAX_WINDOW))
         self._size = sum(map(len, body))
         self._read_bytes = 0
 
@@ -381,8 +380,3 @@ class _OutputsResponse(WrappedResponse):
         piece = self._pieces.popleft()
         self._read_bytes += len(piece)
         return piece if self.lends_memory else bytes(piece)
-
-
-def _split(piece: bytes | memoryview, size: int) -> Iterator[bytes | memoryview]:
-    whole = memoryview(piece)
-    return (whole[start : start + size] for start in range(0, len(whole), size))

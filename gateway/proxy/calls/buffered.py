@@ -201,8 +201,9 @@ class BufferedCall:
         name = "" if model is None else model.name
         shared = SharedMemoryAttempt(lane, form, name, self._client.placed)
         self._shared = shared
-        if (inputs := shared.take_inputs()) is not None:
-            shared.fill(inputs)
+        if shared.take_inputs():
+            for _ in shared.copy_inputs():
+                pass  # all at once: bodies of the fast path are small
         shared.take_outputs()
         if not shared.slices:
             return None

@@ -213,8 +213,7 @@ class GrpcHandler(InferHandler):
     def _share_passed(
         self, body: bytes, line: bytes, destination: Destination
     ) -> SharedMemoryForm | None:
-        policy = destination.upstream.shared_memory
-        if policy is None or len(body) < policy.min_bytes:
+        if destination.upstream.shared_memory is None:
             return None
         message = share_buffered(body, self._operation, destination)
         if message is None:

@@ -16,12 +16,13 @@ from gateway.protocol.request_header import HEADER_LENGTH
 from gateway.proxy.admission.conversion_scheduler import ConversionScheduler
 from gateway.proxy.admission.deadline import Deadline
 from gateway.proxy.admission.memory_budget import Reservation
-from gateway.proxy.body_io import ClientBody, split
+from gateway.proxy.body_io import ClientBody
 from gateway.proxy.destination import Destination
 from gateway.proxy.filters.interfaces import BodyFilter, FilteredHead, WrappedResponse
 from gateway.proxy.headers import end_to_end
 from gateway.proxy.interfaces import Call, ClientRequest, ClientResponse, HeaderLines
 from gateway.sizes import CONVERT_CHUNK
+from gateway.system.time_slices import split
 
 if TYPE_CHECKING:
     from zlib import _Compress

@@ -118,9 +118,8 @@ async def grpc_passthrough(
     is_unary = not find_method(request.target.partition("?")[0]).response_streams
     shared: SharedMemoryForm | None = None
     if is_infer and is_unary:
-        body, shared = await _share(
-            call, body, RequestTemplate("POST", target, tuple(headers.items()))
-        )
+        template = RequestTemplate("POST", target, tuple(headers.items()))
+        body, shared = await _share(call, body, template, reservation)
     upstream_request = UpstreamRequest("POST", target, headers, body, is_grpc=True)
     async with send_call(call, upstream_request, form=shared) as upstream_call:
         received, server = upstream_call.response, upstream_call.server
@@ -197,7 +196,7 @@ async def _body(call: Call, reservation: Reservation) -> Body:
 
 
 async def _share(
-    call: Call, body: Body, template: RequestTemplate
+    call: Call, body: Body, template: RequestTemplate, reservation: Reservation
 ) -> tuple[Body, SharedMemoryForm | None]:
     """Return the body, and how its message goes through shared memory, if it does."""
     upstream = call.destination.upstream
@@ -205,7 +204,7 @@ async def _share(
         return body, None
     message: SharedMessage | None = None
     if isinstance(body, AsyncIterator):
-        body, message = await share_streamed(body, call.operation, call.destination)
+        body, message = await share_streamed(body, call.operation, call.destination, reservation)
     elif isinstance(body, Sequence):
         message = share_buffered(b"".join(body), call.operation, call.destination)
     if message is None:

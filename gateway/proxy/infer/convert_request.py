@@ -276,7 +276,7 @@ async def outputs_to_list(call: Call, request: InferRequest) -> tuple[str, ...]:
     return tuple(output.name for output in outputs)
 
 
-def _fetched_metadata(operation: Operation, destination: Destination) -> ModelMetadata | None:
+def fetched_metadata(operation: Operation, destination: Destination) -> ModelMetadata | None:
     """Return the metadata of a request's model if it is cached, else fetch it for later calls."""
     model, upstream = cached_metadata(operation, destination), destination.upstream
     if model is None and operation.model is not None and upstream.pool.endpoints:
@@ -299,7 +299,7 @@ def shared_tensors(
     policy = destination.upstream.shared_memory
     if policy is None:
         return None
-    tensors = make(certain_output_sizes(request, _fetched_metadata(operation, destination)))
+    tensors = make(certain_output_sizes(request, fetched_metadata(operation, destination)))
     largest = max(tensors.input_size, tensors.output_size)
     return tensors if largest >= policy.min_bytes else None
 

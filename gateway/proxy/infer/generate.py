@@ -49,7 +49,6 @@ from gateway.proxy.body_io import (
     passthrough,
     read_messages,
     response_chunks,
-    split,
     write,
 )
 from gateway.proxy.headers import with_body
@@ -58,6 +57,7 @@ from gateway.proxy.infer.convert_request import check_request, current_metadata,
 from gateway.proxy.infer.grpc_upstream import one_message_request
 from gateway.proxy.interfaces import Call
 from gateway.sizes import CONVERT_CHUNK
+from gateway.system.time_slices import split
 from gateway.upstream.content_decoding import decompress_message
 from gateway.upstream.grpc.endpoint import check_grpc_head, error_of_rpc
 

@@ -176,6 +176,17 @@ def test_contents_of_other_sizes_than_the_shapes_tell_are_refused() -> None:
     assert caught.value.kind is ErrorKind.BAD_REQUEST
 
 
+@pytest.mark.parametrize(("ending", "found"), [(b"", b"a"), (b"ab", b"ac"), (b"ab", b"abc")])
+def test_another_ending_than_the_one_that_must_follow_is_refused(
+    ending: bytes, found: bytes
+) -> None:
+    message = serialized(make(("a", "FP32", [2])))
+    position, request = read(message)
+    assert request is not None
+    with pytest.raises(GatewayError):
+        list(ContentsReader(request, ending).feed(memoryview(message + found)[position:]))
+
+
 # --------------------------------------------------------------------------------- responses
 
 MEMORY = b"yyyyYYYY" + b"zzzzZZZZ" * 2 + b"another call's"
@@ -334,12 +345,13 @@ def test_call_through_shared_memory_is_the_call_over_the_socket(
 
 
 @strategies.LAW
-@given(calls(), st.lists(st.integers(0, 300), max_size=5))
-def test_data_are_found_wherever_pieces_end(drawn: Drawn, cuts: list[int]) -> None:
+@given(calls(), st.lists(st.integers(0, 300), max_size=5), st.binary(max_size=9))
+def test_data_are_found_wherever_pieces_end(drawn: Drawn, cuts: list[int], ending: bytes) -> None:
     message = serialized(drawn.request)
     position, request = read(message)
     assert request is not None
-    reader, data = ContentsReader(request), bytearray()
+    message += ending
+    reader, data = ContentsReader(request, ending), bytearray()
     ends = [*sorted(min(position + cut, len(message)) for cut in cuts), len(message)]
     for start, end in zip([position, *ends], ends, strict=False):
         for part in reader.feed(memoryview(message)[start:end]):

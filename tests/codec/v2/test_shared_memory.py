@@ -16,7 +16,12 @@ from hypothesis import strategies as st
 from gateway.codec.policies import JsonPolicies
 from gateway.codec.v2.buffered_response import ResponsePlan, convert_body
 from gateway.codec.v2.request import read_without_data
-from gateway.codec.v2.shared_memory import Place, SharedDocument, certain_output_sizes
+from gateway.codec.v2.shared_memory import (
+    Place,
+    SharedDocument,
+    certain_output_sizes,
+    largest_output_size,
+)
 from gateway.errors import ErrorKind, GatewayError
 from gateway.protocol.datatypes import DATATYPES
 from gateway.protocol.messages import ALL_JSON, InferRequest
@@ -238,6 +243,50 @@ def test_only_listed_outputs_count(listed: Sequence[Fields], sizes: Mapping[str,
 )
 def test_batch_that_the_inputs_do_not_have_makes_sizes_uncertain(inputs: list[Fields]) -> None:
     assert sizes_of({"inputs": inputs}, spec("y", -1, 3)) == {}
+
+
+@pytest.mark.parametrize(
+    ("outputs", "size"),
+    [
+        ([spec("y", 3)], 12),
+        ([spec("y", -1, 3)], 60),
+        ([spec("y", -1, 3), spec("z", 1, datatype="FP64")], 68),
+        ([spec("y", -1, 3), spec("z", -1, -1)], 60),
+        ([spec("y", -1, datatype="BYTES")], 0),
+        ([], 0),
+    ],
+    ids=repr,
+)
+def test_size_of_a_request_limits_that_of_its_outputs(
+    outputs: Sequence[TensorSpec], size: int
+) -> None:
+    model = ModelMetadata("m", (spec("a", -1, 4), spec("b", -1, 2)), True, tuple(outputs))
+    assert largest_output_size(model, 5 * 2 * 4 + 7) == size
+
+
+_DIMS = st.sampled_from([(), (3,), (2, 2), (-1,), (-1, 3), (-1, -1), (0,)])
+_NAMED = st.sampled_from(["a", "b", "c"])
+
+
+@strategies.LAW
+@given(
+    st.dictionaries(_NAMED, st.tuples(_DIMS, st.sampled_from(sorted(DATATYPES))), max_size=3),
+    st.dictionaries(_NAMED, _DIMS, min_size=1, max_size=3),
+    st.integers(1, 5),
+    st.sampled_from([True, False, None]),
+)
+def test_no_request_has_larger_outputs_than_its_size_allows(
+    outputs: Any, inputs: Any, batch: int, batching: bool | None
+) -> None:
+    declared = tuple(spec(name, *dims) for name, dims in inputs.items())
+    returned = tuple(spec(name, *dims, datatype=kind) for name, (dims, kind) in outputs.items())
+    model = ModelMetadata("m", declared, batching, returned)
+    tensors = [
+        tensor(name, *(max(each, 0) or batch for each in dims)) for name, dims in inputs.items()
+    ]
+    request = read({"inputs": tensors})
+    sizes = certain_output_sizes(request, model)
+    assert sum(sizes.values()) <= largest_output_size(model, request.data_size)
 
 
 # --------------------------------------------------------------------------------- responses

@@ -25,6 +25,7 @@ PATHS = pytest.mark.parametrize("elements", [SMALL, LARGE], ids=["fast path", "s
 SHARED = ("shared_memory", "")
 FORGOTTEN = ("socket", "forgotten")
 UNSUITABLE = ("socket", "unsuitable")
+TOO_SMALL = ("socket", "small")
 SIZE = 4 * 2**20
 SETTING = {"size": "4MiB", "min_bytes": "1KiB"}
 
@@ -90,28 +91,33 @@ class Seen:
         assert state.shared_memory is not None
         return state.shared_memory
 
-    async def until_known(self) -> None:
+    async def until_known(self, model: str, version: str | None) -> None:
         """Have the metadata fetched: no call waits for them."""
-        assert await self.call(tensor(SMALL))
+        await self.call(tensor(SMALL))
         (server,) = self.gateway.gateway.active_config.upstreams.values()
-        await until(lambda: server.metadata.cached("m", None, has_config=True))
+        await until(lambda: server.metadata.cached(model, version, has_config=True))
         await self.gateway.until_idle()
 
 
 @asynccontextmanager
-async def seen(*shape: int, upstream: dict[str, Any] | None = None) -> AsyncIterator[Seen]:
+async def seen(
+    *shape: int,
+    upstream: dict[str, Any] | None = None,
+    named: tuple[str, str | None] = ("m", None),
+    **settings: Any,
+) -> AsyncIterator[Seen]:
     """Run a gateway in front of a model that shares memory."""
     model = GrpcSharedMemoryModel(*shape)
     with grpc_server(unary=model.unary) as server:
         async with (
             running_gateway(
-                server.url, upstream={"shared_memory": SETTING, **(upstream or {})}
+                server.url, upstream={"shared_memory": SETTING, **(upstream or {})}, **settings
             ) as gateway,
             grpc_client(gateway.url) as client,
         ):
             found = Seen(gateway, client, model)
             await until(lambda: not found.memory["why_not"])
-            await found.until_known()
+            await found.until_known(*named)
             yield found
             model.may_respond.set()
 
@@ -155,6 +161,58 @@ async def test_outputs_whose_size_is_not_certain_are_sent(elements: int) -> None
     async with seen(-1) as it:
         assert await it.call(tensor(elements)) == {"inputs": SHARED, "outputs": UNSUITABLE}
         assert not it.model.inferred[-1].outputs
+
+
+@PATHS
+@pytest.mark.parametrize("version", [None, "2"])
+async def test_tensors_of_a_model_that_the_route_renames_are_not_sent(
+    elements: int, version: str | None
+) -> None:
+    route = {"rewrite": {"model": "another", "version": version}}
+    async with seen(elements, route=route, named=("another", version)) as it:
+        assert await it.call(tensor(elements)) == {"inputs": SHARED, "outputs": SHARED}
+        sent = it.model.inferred[-1]
+        assert (sent.model_name, sent.model_version) == ("another", version or "")
+        assert not sent.raw_input_contents
+
+
+@PATHS
+async def test_message_with_a_field_after_its_contents_passes_as_it_came(elements: int) -> None:
+    async with seen(elements) as it:
+        last = infer_request("m", tensor(elements)) + ModelInferRequest(id="8").SerializeToString()
+
+        async def send() -> None:
+            response = await it.client.call("ModelInfer", last)
+            assert ModelInferResponse.FromString(response.message).id == "8"
+
+        assert await it.went(send) == {}
+
+
+# By its metadata, the model returns more than the requests of these tests have.
+LARGE_OUTPUTS = {"shared_memory": {"size": "4MiB", "min_bytes": "512KiB"}}
+MANY = 256 * 1024
+
+
+@PATHS
+async def test_outputs_of_a_small_message_are_not_sent(elements: int) -> None:
+    async with seen(MANY, upstream=LARGE_OUTPUTS) as it:
+        found = await it.call(tensor(elements))
+        assert found == {"inputs": TOO_SMALL, "outputs": SHARED}
+        assert it.model.inferred[-1].raw_input_contents == [tensor(elements)]
+        assert len(it.model.inferred[-1].outputs) == 1
+        assert it.memory["in_use"] == 0
+
+
+@PATHS
+async def test_small_message_passes_as_it_came_if_its_outputs_are_small(elements: int) -> None:
+    async with seen(elements, upstream=LARGE_OUTPUTS) as it:
+        assert await it.call(tensor(elements)) == {}
+        assert not it.model.inferred[-1].outputs
+
+
+async def test_small_message_that_cannot_be_buffered_streams() -> None:
+    async with seen(MANY, upstream=LARGE_OUTPUTS, max_buffered_body_bytes=2 * LARGE) as it:
+        assert await it.call(tensor(LARGE)) == {}
 
 
 @PATHS
@@ -209,10 +267,11 @@ async def test_memory_of_a_call_that_may_still_run_stays_in_quarantine(
 async def test_call_whose_client_left_counts_until_the_server_is_done(elements: int) -> None:
     limit = {"concurrency": {"max_requests": 1, "max_queue": 0}}
     async with seen(elements, upstream=limit) as it:
+        before = len(it.model.inferred)
         it.model.may_respond.clear()
         infer = it.client.channel.unary_unary(f"/{SERVICE}/ModelInfer")
         leaving = infer.future(infer_request("m", tensor(elements)))
-        await until(lambda: it.memory["in_use"])
+        await until(lambda: len(it.model.inferred) > before)
         leaving.cancel()
         await until(lambda: it.memory["quarantined"])
         assert (await it.infer(tensor(elements))).code is grpc.StatusCode.RESOURCE_EXHAUSTED

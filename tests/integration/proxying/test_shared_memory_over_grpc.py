@@ -29,7 +29,7 @@ from tests.integration.proxying.shared_memory_calls import (
 from tests.integration.proxying.shared_memory_calls import call as call_over_http
 from tests.integration.support.client import Client
 from tests.integration.support.gateway import Gateway, gateway_with_settings
-from tests.integration.triton.models import named
+from tests.integration.triton.models import Model, Tensor, named
 from tests.integration.triton.server import HOST, TritonServer
 from tests.support.addresses import free_address
 
@@ -40,6 +40,13 @@ _COUNT = re.compile(
     r'^tensorgate_shared_memory_calls_total{.*lane="(\w+)",reason="(\w*)",tensors="(\w+)".*} (\d+)',
     re.MULTILINE,
 )
+FILLED = Model(
+    "filled",
+    "filled",
+    (Tensor("INPUT0", "FP32", (1,)),),
+    (Tensor("OUTPUT0", "FP32", (_SIZE // 4,)),),
+)
+"""It returns as many elements as an image has, each of which is its input."""
 SHARED = {"inputs": ("shared_memory", ""), "outputs": ("shared_memory", "")}
 
 
@@ -89,7 +96,12 @@ class SharingGateway:
 
 @contextmanager
 def gateway_over_grpc(
-    folder: Path, server: TritonServer, *, both: bool = False, **upstream: Any
+    folder: Path,
+    server: TritonServer,
+    *,
+    both: bool = False,
+    route: Mapping[str, Any] | None = None,
+    **upstream: Any,
 ) -> Iterator[SharingGateway]:
     """Run a gateway that gets inference to a server over gRPC; nothing is left at its end."""
     folder.mkdir(exist_ok=True)
@@ -109,19 +121,22 @@ def gateway_over_grpc(
                 **upstream,
             }
         },
-        "routes": [{"upstream": "server"}],
+        "routes": [{"upstream": "server", **(route or {})}],
     }
     with gateway_with_settings(folder, settings) as gateway:
         until(lambda: "shared memory" in gateway.log)
         sharing = SharingGateway(gateway, admin)
         yield sharing
         until(lambda: not sharing.memory["in_use"] and not sharing.memory["quarantined"])
+        with sharing.client() as client:
+            assert client.get("/v2/health/ready").status == 200
         assert server.is_alive()
+        assert "Traceback" not in gateway.log
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[TritonServer]:
-    with TritonServer(named("image", "identity_fp32", "slow")) as running:
+    with TritonServer((*named("image", "identity_fp32", "slow"), FILLED)) as running:
         yield running
 
 
@@ -196,6 +211,31 @@ def test_tensors_of_grpc_clients_come_back_as_they_were_sent(shared: SharingGate
             assert shared.went(partial(call_over_grpc, stub, pattern(number))) == SHARED
 
 
+def filled_message(number: float) -> Any:
+    message = service_pb2.ModelInferRequest(model_name=FILLED.name)
+    message.inputs.add(name="INPUT0", datatype="FP32", shape=[1])
+    message.raw_input_contents.append(np.float32(number).tobytes())
+    return message
+
+
+def call_filled(stub: Any, number: float) -> None:
+    """Make a call of few bytes; fail if it does not return as many of this number as it should."""
+    (data,) = stub.ModelInfer(filled_message(number)).raw_output_contents
+    assert data == np.full(_SIZE // 4, number, np.float32).tobytes()
+
+
+def test_large_outputs_of_small_messages_come_back_as_the_model_returns_them(
+    shared: SharingGateway,
+) -> None:
+    alone = {"inputs": ("socket", "small"), "outputs": ("shared_memory", "")}
+    with stub_of(shared) as stub:
+        call_filled(stub, 0)  # it has the metadata fetched
+        until(lambda: shared.went(partial(call_filled, stub, 0)) == alone)
+        for number in range(5):
+            call_over_grpc(stub, pattern(number))  # the slices have other bytes then
+            assert shared.went(partial(call_filled, stub, number)) == alone
+
+
 def test_id_parameters_and_listed_outputs_of_a_message_are_kept(shared: SharingGateway) -> None:
     values = pattern(1)
     message = message_of(values, id="mine", model_version="1")
@@ -268,6 +308,24 @@ def test_message_whose_contents_do_not_fit_gets_the_error_of_the_server(
     assert shared.counts() == before
 
 
+def test_tensors_of_a_model_that_the_route_renames_come_back_as_they_were_sent(
+    server: TritonServer, tmp_path: Path
+) -> None:
+    route = {"rewrite": {"model": "image", "version": "1"}}
+    with gateway_over_grpc(tmp_path, server, route=route) as gateway, stub_of(gateway) as stub:
+
+        def call(number: int) -> None:
+            values = pattern(number)
+            message = message_of(values)
+            message.model_name = "photo"
+            call_over_grpc(stub, values, message)
+
+        call(0)
+        until(partial(_is_shared, gateway, partial(call, 0)))
+        for number in range(5):
+            assert _is_shared(gateway, partial(call, number))
+
+
 def test_grpc_clients_of_a_server_over_http_share_memory(
     server: TritonServer, tmp_path: Path
 ) -> None:
@@ -301,15 +359,21 @@ def test_more_calls_than_slices_take_the_socket(shared: SharingGateway) -> None:
     assert shared.counts()["inputs", "socket", "full"]
 
 
+@pytest.mark.parametrize(
+    "message", [message_of(pattern(1)), filled_message(1)], ids=["large", "small"]
+)
 @pytest.mark.parametrize("seconds", [0.001, 0.003, 0.006, 0.02])
-def test_client_that_leaves_harms_no_other(shared: SharingGateway, seconds: float) -> None:
+def test_client_that_leaves_harms_no_other(
+    shared: SharingGateway, seconds: float, message: Any
+) -> None:
     with stub_of(shared) as leaving, stub_of(shared) as stub:
         for number in range(20):
-            future = leaving.ModelInfer.future(message_of(pattern(1)))
+            future = leaving.ModelInfer.future(message)
             with suppress(grpc.FutureTimeoutError):
                 future.result(timeout=seconds)
             future.cancel()
             call_over_grpc(stub, pattern(number))
+            call_filled(stub, number)
 
 
 def test_deadline_of_a_client_harms_no_other(shared: SharingGateway) -> None:

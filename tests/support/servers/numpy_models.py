@@ -46,6 +46,11 @@ def zeros(inputs: Arrays) -> Arrays:
     return {"OUTPUT0": np.zeros(int(inputs["INPUT0"][0]), np.float32)}
 
 
+def filled(inputs: Arrays) -> Arrays:
+    """Answer with as many elements as an image has, each of which is INPUT0."""
+    return {"OUTPUT0": np.full(3 * 224 * 224, inputs["INPUT0"][0], np.float32)}
+
+
 WORK: dict[str, Callable[[Arrays], Arrays]] = {
-    work.__name__: work for work in (identity, add, mixed, slow, fails, zeros)
+    work.__name__: work for work in (identity, add, mixed, slow, fails, zeros, filled)
 }
