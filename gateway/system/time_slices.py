@@ -10,10 +10,9 @@ from typing import Generic, TypeVar
 from weakref import WeakKeyDictionary
 
 T = TypeVar("T")
-_Data = TypeVar("_Data", bytes, memoryview, bytes | memoryview)
 
 
-def split(data: _Data, size: int) -> Iterator[_Data]:
+def split(data: bytes | memoryview, size: int) -> Iterator[bytes | memoryview]:
     """Yield data in slices of at most ``size`` bytes, for a time slice each."""
     for start in range(0, len(data), size):
         yield data[start : start + size]

@@ -12,12 +12,11 @@ from typing import Any, Final, Generic, Protocol, TypeVar
 from multidict import CIMultiDictProxy
 
 from gateway.errors import GatewayError, ServerName, copy_error
-from gateway.http1.deferrals import DEFER_TIMEOUT
+from gateway.http1.deferrals import BodyDeferrals
 from gateway.http1.head import ResponseHead
 from gateway.system.buffers import BufferAccount
 from gateway.system.sockets.body_stream import BodyStream
 from gateway.system.sockets.connection import Connection
-from gateway.system.timeout_queue import TimeoutQueue
 from gateway.upstream.address import MAX_DESCRIPTOR_SHARE, ServerAddress, connect_error
 from gateway.upstream.transport import (
     FieldLines,
@@ -87,7 +86,7 @@ class Exchange(ReservedConnection):
 
     head_delay: float  # declared here, too: an attribute of a class that is not compiled is slow
 
-    def __init__(self, deferrals: TimeoutQueue) -> None:
+    def __init__(self, deferrals: BodyDeferrals) -> None:
         self._deferrals = deferrals
         self.receiver: ResponseReceiver | None = None
         """Whoever has yet to get the response, or an error."""
@@ -114,7 +113,12 @@ class Exchange(ReservedConnection):
         self.held = head
         self._held_at = time.perf_counter()
         if not is_complete:
-            self._deferrals.add(self)
+            self._deferrals.add(self, None)
+
+    def restart_deferral(self, length: int) -> None:
+        """Hold it back for as long as the length says that is known now."""
+        self._deferrals.remove(self)
+        self._deferrals.add(self, length)
 
     def take_held(self) -> ResponseHead | None:
         """Hold the head back no longer; return it."""
@@ -298,7 +302,7 @@ class ServerEndpoint(UpstreamEndpoint):
         self.url = address.url
         self.name = ServerName(address.url, options.public_name or address.url)
         self.own_request_headers = options.own_request_headers
-        self.deferrals = TimeoutQueue(DEFER_TIMEOUT)
+        self.deferrals = BodyDeferrals()
         """Ends the waits for the rest of small responses."""
         self._address = address
         self._options = options

@@ -116,6 +116,10 @@ class BodyStream:
             return bytes(piece) if isinstance(piece, bytearray) else piece
         return b"".join(pieces)
 
+    def start(self, size: int) -> bytes:
+        """Return the first bytes of the first piece that was received, and is not read."""
+        return bytes(self._pieces[0][:size]) if self._pieces else b""
+
     def take(self) -> bytes | memoryview:
         """Return all bytes of a body that has ended, instead of ``read``."""
         data = self.peek()

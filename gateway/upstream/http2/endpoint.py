@@ -10,6 +10,7 @@ from multidict import CIMultiDict, CIMultiDictProxy
 from gateway.errors import ErrorKind, GatewayError
 from gateway.http1.head import MAX_CACHED_HEAD, HeadParser, MalformedError, ResponseHead
 from gateway.http2.hpack import Header, HeaderList
+from gateway.protocol.grpc.framing import PREFIX_SIZE
 from gateway.sizes import CACHED_HEADS, CACHED_LINES
 from gateway.system.bounded_cache import BoundedCache, cached
 from gateway.system.sockets.body_stream import BodyStream
@@ -42,7 +43,8 @@ _MAX_SENDS: Final = 3
 """How often a request is sent that the server refuses without having processed it."""
 
 _MAX_COMPLETE: Final = 32 * 1024
-"""Bytes of a body that are waited for: less than a stream's first window."""
+"""Bytes of a body that are waited for, if it does not begin as one of gRPC: less than a stream's
+first window."""
 
 _HEAD_PARSER: Final = HeadParser(KEYED_RESPONSE_HEADERS, noted=("content-length",))
 _heads: BoundedCache[tuple[Header, ...], ResponseHead] = BoundedCache(CACHED_HEADS)
@@ -166,6 +168,9 @@ class Http2Exchange(Exchange):
         self._streamed: AsyncIterable[bytes | memoryview] | None = None
         self._is_held = True
         """Whether a small response is held back."""
+        self._received = 0
+        """Bytes of it."""
+        self._max_held = _MAX_COMPLETE
         self._sends = 0
 
     def send(
@@ -222,9 +227,23 @@ class Http2Exchange(Exchange):
 
     def on_data(self, size: int) -> None:
         """Hold back no large response; see StreamReceiver."""
-        stream = self._stream
-        if self.held is not None and stream and stream.buffered_size > _MAX_COMPLETE:
+        if self.held is None or self._stream is None:
+            return
+        if not self._received:
+            self._expect(self._stream)
+        self._received += size
+        if self._received > self._max_held:
             self.on_timeout()
+
+    def _expect(self, stream: ServerStream) -> None:
+        """Wait for a body that fits into a window: gRPC tells the size that it begins with."""
+        start = stream.start(PREFIX_SIZE)
+        size = PREFIX_SIZE + int.from_bytes(start[1:], "big")
+        if len(start) == PREFIX_SIZE and size > _MAX_COMPLETE:
+            self._max_held = size if size <= stream.session.buffers.account.window else 0
+            if self._max_held:
+                stream.open_window()
+                self.restart_deferral(size)
 
     def on_end(self) -> None:
         """Give the receiver the complete response; see StreamReceiver."""

@@ -189,8 +189,8 @@ async def test_message_with_a_field_after_its_contents_passes_as_it_came(element
 
 
 # By its metadata, the model returns more than the requests of these tests have.
-LARGE_OUTPUTS = {"shared_memory": {"size": "4MiB", "min_bytes": "512KiB"}}
-MANY = 256 * 1024
+LARGE_OUTPUTS = {"shared_memory": {"size": "8MiB", "min_bytes": "2MiB"}}
+MANY = 1024 * 1024
 
 
 @PATHS

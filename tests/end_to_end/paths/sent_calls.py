@@ -310,7 +310,8 @@ def _make_impatient(gateway: RunningGateway) -> None:
     deferrals = gateway.gateway.listener.deferrals
     deferrals._small._timeout = deferrals._large._timeout = 0.0
     for endpoint in gateway.gateway.active_config.upstreams["servers"].pool.endpoints:
-        endpoint.deferrals._timeout = 0.0  # type: ignore[attr-defined]
+        endpoint.deferrals._small._timeout = 0.0  # type: ignore[attr-defined]
+        endpoint.deferrals._large._timeout = 0.0  # type: ignore[attr-defined]
 
 
 def _with_chunks(data: bytes, cuts: tuple[int, ...]) -> bytes:
