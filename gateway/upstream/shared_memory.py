@@ -36,7 +36,6 @@ from gateway.system.shared_memory import (
     owner_of,
     remove_mark,
     remove_region_files,
-    shared_memory_left,
 )
 from gateway.upstream.address import TcpAddress, parse_server_url
 from gateway.upstream.control_client import ControlResponse, send_control_request
@@ -62,6 +61,8 @@ _RETRY_INTERVAL: Final = 10.0
 _DEAD_INTERVAL: Final = 30.0
 """Seconds for which regions of a dead owner stay: its last requests may still run, and to
 unregister a region in use ended Triton before 2.53."""
+_SHRINK_INTERVAL: Final = 60.0
+"""Seconds between two looks at memory that may be given back."""
 _CONNECT_TIMEOUT: Final = 1.0
 _CLOSE_TIMEOUT: Final = 5.0
 """Seconds that ``close`` takes at most."""
@@ -86,7 +87,7 @@ _log = logging.getLogger("tensorgate.upstream")
 
 @dataclass(frozen=True, slots=True)
 class SharedMemoryPolicy:
-    """How much memory an endpoint and a worker share, and for which tensors; in bytes.
+    """How much memory an endpoint and a worker share at most, and for which tensors; in bytes.
 
     ``min_bytes`` are those of all inputs of a request, or of all its outputs.
     """
@@ -99,6 +100,7 @@ class SharedMemoryPolicy:
     stays registered for as long after its last call."""
     close_timeout: float = _CLOSE_TIMEOUT
     retry_interval: float = _RETRY_INTERVAL
+    shrink_interval: float = _SHRINK_INTERVAL
 
 
 class SharedMemoryLane:
@@ -128,6 +130,7 @@ class SharedMemoryLane:
         self._told = ""
         self._wake = asyncio.Event()
         self._supervisor: asyncio.Task[None] | None = None
+        self._sizer: asyncio.Task[None] | None = None
         self._cleaner: asyncio.Task[None] | None = None
         self._patience = policy.patience
         """Seconds for which a response is waited for that nobody wants."""
@@ -149,7 +152,7 @@ class SharedMemoryLane:
             await _end(self._supervisor, self._cleaner)
             regions = [*self._old] if self._region is None else [self._region, *self._old]
             self._region = None
-            await _end(*self._old.values())
+            await _end(self._sizer, *self._old.values())
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._policy.close_timeout):
                     await self._unregister_unused(regions)
@@ -189,6 +192,7 @@ class SharedMemoryLane:
         quarantined = sum(each.quarantined for each in self._shared())
         return {
             "size": self.size,
+            "allocated": sum(each.allocated for each in self._shared()),
             "in_use": self.used - quarantined,
             "quarantined": quarantined,
             "why_not": self.why_not,
@@ -323,11 +327,14 @@ class SharedMemoryLane:
                 await self._wake.wait()
 
     def _needs_region(self) -> bool:
-        """Tell whether there is none, or half of it is lost. At most two may live at a time."""
+        """Tell whether there is none, or half of what it can have is lost.
+
+        At most two may live at a time.
+        """
         region = self._region
         if region is None:
             return len(self._old) < 2
-        return not self._old and 2 * region.lost >= region.size
+        return not self._old and 2 * region.lost >= region.possible
 
     async def _try_register(self) -> bool:
         try:
@@ -341,10 +348,10 @@ class SharedMemoryLane:
             self._tell_why_not(f"{FOLDER}: {strerror}" if strerror else str(error))
             return False
         self._retire()
-        self._region = region
+        self._region, self._sizer = region, asyncio.create_task(self._keep_sized(region))
         self.why_not = self._told = ""
         self._clean_up()
-        _log.info("%s: %d MiB of shared memory", self._endpoint.url, region.size // 2**20)
+        _log.info("%s: up to %d MiB of shared memory", self._endpoint.url, region.size // 2**20)
         return True
 
     def _tell_why_not(self, reason: str) -> None:
@@ -358,8 +365,9 @@ class SharedMemoryLane:
     def _retire(self) -> None:
         """Give no more slices of the region, and drop it when nobody uses it any more."""
         region, self._region = self._region, None
-        if region is None:
+        if region is None or self._sizer is None:
             return
+        self._sizer.cancel()
         self._old[region] = ending = asyncio.create_task(self._drop_unused(region))
 
         def forget(_: asyncio.Task[None]) -> None:
@@ -367,6 +375,27 @@ class SharedMemoryLane:
             self._wake.set()
 
         ending.add_done_callback(forget)
+
+    async def _keep_sized(self, region: Region) -> None:
+        """Allocate more of a region when calls find no room in it, and less when few use it."""
+        full, told = asyncio.Event(), ""
+        region.on_full = full.set
+        while True:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._policy.shrink_interval):
+                    await full.wait()
+            try:
+                await (region.grow() if full.is_set() else region.shrink())
+            except (OSError, RuntimeError) as error:  # there may be no thread for it
+                size = region.allocated // 2**20
+                if str(error) != told:
+                    told = str(error)
+                    _log.info(
+                        "%s: shared memory stays at %d MiB: %s", self._endpoint.url, size, told
+                    )
+                self._wake.set()  # the lost part may be half of it now
+                await asyncio.sleep(self._policy.retry_interval)
+            full.clear()
 
     async def _drop_unused(self, region: Region) -> None:
         """Unregister a region long after its last call, and unmap it.
@@ -395,7 +424,7 @@ class SharedMemoryLane:
             self._owner = Owner(self._endpoint.url)
         self._number += 1
         name, size = f"{PREFIX}{self._owner.token}-{self._number}", self._policy.size
-        region = await asyncio.to_thread(_make_region, name, size)
+        region = await asyncio.to_thread(Region, name, size)
         self._registered.add(name)
         try:
             body = orjson.dumps({"key": region.key, "offset": 0, "byte_size": size})
@@ -496,13 +525,6 @@ class _RefusedError(GatewayError):
     def __init__(self, status: int, message: str) -> None:
         super().__init__(ErrorKind.BAD_RESPONSE, message)
         self.status: Final = status
-
-
-def _make_region(name: str, size: int) -> Region:
-    left = shared_memory_left()
-    if left < size:
-        raise OSError(f"{FOLDER} has {left // 2**20} MiB left, and {size // 2**20} MiB are needed")
-    return Region(name, size)
 
 
 async def _end(*tasks: asyncio.Task[None] | None) -> None:

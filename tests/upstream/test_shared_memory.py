@@ -4,6 +4,7 @@ import asyncio
 import json
 import mmap
 import os
+import subprocess
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
@@ -154,10 +155,12 @@ async def lane_to(
     patience: float = 60,
     close_timeout: float = 5,
     retry_interval: float = 60,
+    shrink_interval: float = 60,
 ) -> AsyncIterator[SharedMemoryLane]:
     """Start a lane; at the end it must leave no task."""
     async with no_leaks():
-        policy = SharedMemoryPolicy(size, 1, 0, patience, close_timeout, retry_interval)
+        times = (0, patience, close_timeout, retry_interval, shrink_interval)
+        policy = SharedMemoryPolicy(size, 1, *times)
         lane = SharedMemoryLane(server, policy, why_not)
         lane.start()
         try:
@@ -316,7 +319,7 @@ async def test_region_of_a_registration_without_response_is_replaced() -> None:
 
 async def test_memory_that_does_not_exist_is_not_asked_for(server: Server, folder: Path) -> None:
     async with lane_to(server, 2**50) as lane:
-        await until(lambda: "MiB are needed" in lane.why_not)
+        await until(lambda: "Cannot allocate memory" in lane.why_not)
         assert lane.take(1) is None
         assert server.count("register") == 0
         assert all(name.endswith(".owner") for name in names(folder))
@@ -696,6 +699,127 @@ async def test_forgotten_region_counts_no_more_and_is_not_unregistered(server: S
         part.end_call()
         await iterations(5)
         assert before in server.regions  # as this server has not forgotten it in truth
+
+
+# ------------------------------------------------------------------------------------- size
+
+MIB = 2**20
+
+
+def allocated(lane: SharedMemoryLane) -> object:
+    return lane.describe()["allocated"]
+
+
+async def grow(lane: SharedMemoryLane, size: int) -> Slice:
+    """Ask for a slice that makes a region grow; return it once it is there."""
+    assert lane.take(size) is None
+    while (part := lane.take(size)) is None:
+        await iterations(1)
+    return part
+
+
+async def test_slice_for_which_there_is_no_memory_yet_is_there_for_a_later_call(
+    server: Server,
+) -> None:
+    async with lane_to(server, 64 * MIB) as lane:
+        await until(lambda: lane.size)
+        assert (lane.size, allocated(lane)) == (64 * MIB, 4 * MIB)
+        small, large = taken(lane, 4 * MIB), await grow(lane, 40 * MIB)
+        assert 44 * MIB <= int(str(allocated(lane))) <= 64 * MIB
+        large.view[-5:] = b"input"
+        memory = server.regions[server.own]
+        assert memory is not None
+        assert memory[large.offset : large.offset + large.size].endswith(b"input")
+        assert server.count("register") == 1
+        for part in (small, large):
+            part.end_call()
+
+
+async def test_memory_that_is_hardly_used_is_given_back_and_comes_again(server: Server) -> None:
+    async with lane_to(server, 64 * MIB, shrink_interval=0.01) as lane:
+        await until(lambda: lane.size)
+        for _ in range(2):
+            part = await grow(lane, 40 * MIB)
+            part.view[-1:] = b"x"
+            await asyncio.sleep(0.05)  # in which it looks at what is used, and leaves that
+            assert bytes(part.view[-1:]) == b"x"
+            part.end_call()
+            await until(lambda: allocated(lane) == 4 * MIB)
+        assert server.count("register") == 1
+
+
+async def test_lane_that_grows_is_closed(server: Server, folder: Path) -> None:
+    async with lane_to(server, 2**30) as lane:
+        await until(lambda: lane.size)
+        name = server.own
+        assert lane.take(2**30) is None
+        await until(lambda: allocated(lane) != 4 * MIB)
+        await asyncio.wait_for(lane.close(), 2)
+        assert server.regions == {}
+        assert not names(folder)
+        await until(lambda: not is_mapped(name))
+
+
+async def test_region_that_grows_is_replaced(server: Server) -> None:
+    async with lane_to(server, 256 * MIB, patience=0) as lane:
+        await until(lambda: lane.size)
+        before = server.own
+        assert lane.take(200 * MIB) is None
+        await iterations(2)
+        server.regions.clear()
+        lane.forget_region(before)
+        await until(lambda: lane.size)
+        part = await grow(lane, 8 * MIB)
+        assert part.region == server.own != before
+        part.end_call()
+        await until(lambda: not is_mapped(before))
+
+
+@contextmanager
+def small_folder(path: Path) -> Iterator[None]:
+    """Have regions in a folder of 64 MiB."""
+    subprocess.run(("mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", path), check=True)
+    try:
+        yield
+    finally:
+        subprocess.run(("umount", "--lazy", path), check=True)
+
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount a small folder")
+
+
+@needs_root
+async def test_half_of_a_small_folder_stays_free(
+    server: Server, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    with small_folder(folder):
+        async with lane_to(server, retry_interval=0.01, size=256 * MIB) as lane:
+            await until(lambda: lane.size)
+            for _ in range(30):
+                assert lane.take(40 * MIB) is None
+                await asyncio.sleep(0.005)
+            assert allocated(lane) == 16 * MIB  # its mark takes some, too
+            assert taken(lane, 16 * MIB).size == 16 * MIB
+            assert lane.why_not == ""
+        told_size = [each for each in caplog.messages if "stays at" in each]
+        reason = f"half of {folder}, which has 64 MiB, has to stay free"
+        assert told_size == [f"{URL}: shared memory stays at 16 MiB: {reason}"]
+
+
+@needs_root
+async def test_region_that_cannot_grow_is_replaced_once_half_of_what_it_has_is_lost(
+    server: Server, folder: Path
+) -> None:
+    with small_folder(folder):
+        async with lane_to(server, retry_interval=0.01, patience=0, size=256 * MIB) as lane:
+            await until(lambda: lane.size)
+            before = server.own
+            assert lane.take(40 * MIB) is None
+            await until(lambda: allocated(lane) == 16 * MIB)
+            await lose(lane, server, 8 * MIB)
+            await until(lambda: before not in server.regions and lane.size)
+            assert told(lane) == (256 * MIB, 0, 0)
 
 
 # ------------------------------------------------------------------------------------ close

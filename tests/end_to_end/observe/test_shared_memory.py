@@ -24,6 +24,7 @@ TENSOR = np.arange(ELEMENTS, dtype="<f4").tobytes()
 BYTES = 2 * len(TENSOR)
 """Of the slices of a call, for its inputs and its outputs."""
 SIZE = 2**20
+SHARED_BYTES = {"size": SIZE, "allocated": SIZE, "why_not": ""}
 NONE = {"in_use": 0, "quarantined": 0}
 SHARED = ("shared_memory", "")
 
@@ -82,7 +83,7 @@ async def _seen(model: SharedMemoryModel) -> AsyncIterator[_Seen]:
 async def test_tensors_in_shared_memory_are_counted() -> None:
     async with _seen(SharedMemoryModel(ELEMENTS)) as seen:
         assert await seen.call() == {"inputs": SHARED, "outputs": SHARED}
-        assert seen.memory == {"size": SIZE, **NONE, "why_not": ""}
+        assert seen.memory == {**SHARED_BYTES, **NONE}
 
 
 async def test_outputs_whose_size_is_not_certain_are_unsuitable() -> None:
@@ -139,12 +140,12 @@ async def test_memory_of_a_call_whose_client_left_is_in_quarantine_until_the_ser
         async with seen.gateway.client() as client:
             await client.send(_request())
             await until(lambda: seen.memory["in_use"] == BYTES)
-            assert seen.memory == {"size": SIZE, "in_use": BYTES, "quarantined": 0, "why_not": ""}
+            assert seen.memory == {**SHARED_BYTES, "in_use": BYTES, "quarantined": 0}
         await until(lambda: seen.memory["quarantined"])
-        assert seen.memory == {"size": SIZE, "in_use": 0, "quarantined": BYTES, "why_not": ""}
+        assert seen.memory == {**SHARED_BYTES, "in_use": 0, "quarantined": BYTES}
         model.may_respond.set()
         await until(lambda: not seen.memory["quarantined"])
-        assert seen.memory == {"size": SIZE, **NONE, "why_not": ""}
+        assert seen.memory == {**SHARED_BYTES, **NONE}
 
 
 async def test_request_in_memory_goes_elsewhere_if_its_server_cannot_be_reached() -> None:
