@@ -106,17 +106,23 @@ class SharedMemoryPolicy:
 class SharedMemoryLane:
     """Gives calls slices of a region that the server of an endpoint has mapped.
 
-    ``why_not`` says why there is none, if that is known; empty once a region is registered.
+    ``why_not`` says why there is none, if that is known; empty once a region is registered. Only a
+    server that ``is_supported`` is asked to register one.
     """
 
     def __init__(
-        self, endpoint: UpstreamEndpoint, policy: SharedMemoryPolicy, why_not: str = ""
+        self,
+        endpoint: UpstreamEndpoint,
+        policy: SharedMemoryPolicy,
+        why_not: str = "",
+        is_supported: bool = True,
     ) -> None:
         self._endpoint: Final = endpoint
         self.min_bytes = policy.min_bytes
         self._policy: Final = policy
         self.why_not = why_not or "it is not registered yet"
         self._is_possible: Final = not why_not
+        self._is_supported = is_supported
         self._region: Region | None = None
         self._old: dict[Region, asyncio.Task[None]] = {}
         """Regions whose calls end, and what drops them."""
@@ -142,6 +148,13 @@ class SharedMemoryLane:
         """Register a region, and another one after the server has forgotten it; once."""
         if self._supervisor is None and not self._is_closed:
             self._supervisor = asyncio.create_task(self._keep_registered())
+
+    def set_supported(self, is_supported: bool) -> None:
+        """Learn from the server's metadata whether it takes a registration."""
+        self._is_supported = is_supported
+        if not is_supported and self._is_possible and self._region is None:
+            self._tell_why_not("the server does not list the extension system_shared_memory")
+        self._wake.set()
 
     async def close(self) -> None:
         """Unregister the regions that no call uses, and leave others for the next start."""
@@ -333,7 +346,7 @@ class SharedMemoryLane:
         """
         region = self._region
         if region is None:
-            return len(self._old) < 2
+            return self._is_supported and len(self._old) < 2
         return not self._old and 2 * region.lost >= region.possible
 
     async def _try_register(self) -> bool:

@@ -156,12 +156,13 @@ async def lane_to(
     close_timeout: float = 5,
     retry_interval: float = 60,
     shrink_interval: float = 60,
+    is_supported: bool = True,
 ) -> AsyncIterator[SharedMemoryLane]:
     """Start a lane; at the end it must leave no task."""
     async with no_leaks():
         times = (0, patience, close_timeout, retry_interval, shrink_interval)
         policy = SharedMemoryPolicy(size, 1, *times)
-        lane = SharedMemoryLane(server, policy, why_not)
+        lane = SharedMemoryLane(server, policy, why_not, is_supported)
         lane.start()
         try:
             yield lane
@@ -333,6 +334,26 @@ async def test_server_elsewhere_is_not_asked(server: Server, folder: Path) -> No
         assert lane.why_not == "its address is not on this machine"
     assert server.count("register") == 0
     assert not names(folder)
+
+
+async def test_server_is_asked_once_it_has_listed_the_extension(
+    server: Server, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    async with lane_to(server, is_supported=False) as lane:
+        for _ in range(3):
+            await iterations(5)
+            assert lane.take(1) is None
+            assert not server.requests
+            assert not names(folder)
+            lane.set_supported(False)
+        assert lane.why_not == "the server does not list the extension system_shared_memory"
+        assert caplog.messages == [f"{URL}: no shared memory: {lane.why_not}"]
+        lane.set_supported(True)
+        await until(lambda: lane.size)
+        lane.set_supported(False)  # a proxy may have said that; the region is there
+        assert lane.take(1) is not None
+        assert lane.why_not == ""
 
 
 async def test_region_that_the_server_has_forgotten_is_replaced(server: Server) -> None:

@@ -66,9 +66,9 @@ class _Seen:
 
 
 @asynccontextmanager
-async def _seen(model: SharedMemoryModel) -> AsyncIterator[_Seen]:
+async def _seen(model: SharedMemoryModel, dialect: str = "triton") -> AsyncIterator[_Seen]:
     """Run a gateway in front of a model; it has tried to register its memory."""
-    upstream = {"shared_memory": {"size": "1MiB", "min_bytes": "1KiB"}}
+    upstream = {"dialect": dialect, "shared_memory": {"size": "1MiB", "min_bytes": "1KiB"}}
     async with served(model, upstream=upstream) as (_, gateway, client):
         seen = _Seen(gateway, client)
         await until(lambda: "not registered yet" not in seen.memory["why_not"])
@@ -119,6 +119,34 @@ async def test_memory_that_the_server_refuses_is_unavailable() -> None:
         assert await seen.call() == {"inputs": unavailable, "outputs": unavailable}
         assert "--allow-client-shm" in seen.memory["why_not"]
         assert (seen.memory["size"], seen.memory["in_use"]) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("dialect", "extensions", "why_not"),
+    [
+        ("auto", ["binary_tensor_data"], "the server does not list the extension"),
+        ("auto", [], "the server does not list the extension"),
+        ("kserve", ["system_shared_memory"], "servers of the dialect kserve have none"),
+        ("json", ["system_shared_memory"], "servers of the dialect json have none"),
+    ],
+)
+async def test_server_without_the_extension_is_not_asked_for_it(
+    dialect: str, extensions: list[str], why_not: str
+) -> None:
+    model = SharedMemoryModel(ELEMENTS)
+    model.itself = {"name": "other", "extensions": extensions}
+    upstream = {"dialect": dialect, "shared_memory": {"size": "1MiB"}}
+    async with served(model, upstream=upstream) as (server, gateway, client):
+        seen = _Seen(gateway, client)
+        await until(lambda: seen.memory["why_not"].startswith(why_not))
+        assert not model.managed
+        assert len(server.requests) == (dialect == "auto")
+
+
+async def test_server_that_lists_the_extension_gets_memory() -> None:
+    async with _seen(SharedMemoryModel(ELEMENTS), "auto") as seen:
+        await until(lambda: not seen.memory["why_not"])
+        assert await seen.call() == {"inputs": SHARED, "outputs": SHARED}
 
 
 async def test_memory_that_the_server_has_forgotten_is_so_once() -> None:

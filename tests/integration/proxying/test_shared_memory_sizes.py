@@ -79,8 +79,11 @@ def shared_pages(server: TritonServer) -> int:
 def test_memory_comes_with_large_calls_goes_after_them_and_comes_again(
     server: TritonServer, tmp_path: Path
 ) -> None:
+    command = shrinking_each(1)
     with (
-        gateway_before(tmp_path, server, command=shrinking_each(1), shared_memory=SIZE) as gateway,
+        gateway_before(
+            tmp_path, server, command=command, shared_memory=SIZE, dialect="auto"
+        ) as gateway,
         Client(gateway.host, gateway.port) as client,
     ):
         assert memory_of(gateway)["allocated"] == START
