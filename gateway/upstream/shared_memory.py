@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import socket
 from collections.abc import Mapping, Sequence
 from contextlib import closing, suppress
@@ -63,6 +64,11 @@ _DEAD_INTERVAL: Final = 30.0
 unregister a region in use ended Triton before 2.53."""
 _SHRINK_INTERVAL: Final = 60.0
 """Seconds between two looks at memory that may be given back."""
+_LIFETIME: Final = 60.0
+"""Seconds after which the server may forget a region: it was restarted. If it forgets them sooner,
+its address may lead to several servers, of which one has the region, and keeps it."""
+_MAX_DOUBLINGS: Final = 8
+"""Then another registration is tried after some 40 minutes."""
 _CONNECT_TIMEOUT: Final = 1.0
 _CLOSE_TIMEOUT: Final = 5.0
 """Seconds that ``close`` takes at most."""
@@ -81,6 +87,8 @@ _UNCERTAIN: Final = (400, 502, 503, 504)
 """Statuses of a registration that may have been done: Triton refuses a known name with 400."""
 _NEVER_SENT: Final = (ErrorKind.UNREACHABLE, ErrorKind.EXHAUSTED)
 """Errors of requests of which the server has got nothing."""
+
+_NAME: Final = re.compile(rf"{PREFIX}[0-9a-f]+-[0-9]+")
 
 _log = logging.getLogger("tensorgate.upstream")
 
@@ -131,6 +139,9 @@ class SharedMemoryLane:
         self._is_closed = False
         self._registered: set[str] = set()
         """The names of all regions that the server may have."""
+        self._forgotten = 0
+        """Regions in a row that the server has forgotten soon."""
+        self._registered_at = 0.0
         self._leftovers: set[str] = set()
         """Those of them that never came into use."""
         self._told = ""
@@ -239,6 +250,8 @@ class SharedMemoryLane:
         """Have another region registered, as the server does not know this one."""
         self._registered.discard(name)
         if self._region is not None and self._region.name == name:
+            is_early = asyncio.get_running_loop().time() < self._registered_at + _LIFETIME
+            self._forgotten = self._forgotten + 1 if is_early else 0
             self._retire()
             self.why_not = "the server has forgotten it"
             self._wake.set()
@@ -334,10 +347,15 @@ class SharedMemoryLane:
             return
         while True:
             self._wake.clear()
-            if self._needs_region() and not await self._try_register():
-                await asyncio.sleep(self._policy.retry_interval)
-            else:
+            if not self._needs_region():
                 await self._wake.wait()
+                continue
+            if self._region is None and self._forgotten > 1:
+                self._tell_why_not("its address may lead to several servers: one does not know it")
+                doublings = min(self._forgotten - 2, _MAX_DOUBLINGS)
+                await asyncio.sleep(self._policy.retry_interval * 2**doublings)
+            if not await self._try_register():
+                await asyncio.sleep(self._policy.retry_interval)
 
     def _needs_region(self) -> bool:
         """Tell whether there is none, or half of what it can have is lost.
@@ -357,11 +375,12 @@ class SharedMemoryLane:
                 self._retire()  # there is no room for two at a time
                 self._clean_up()  # memory of the dead may be what there is no room for
             strerror = error.strerror if isinstance(error, OSError) else None
-            # Without the name of a file, which is another one each time.
-            self._tell_why_not(f"{FOLDER}: {strerror}" if strerror else str(error))
+            # Without the name of a file or region, which is another one each time.
+            self._tell_why_not(f"{FOLDER}: {strerror}" if strerror else _NAME.sub("…", str(error)))
             return False
         self._retire()
         self._region, self._sizer = region, asyncio.create_task(self._keep_sized(region))
+        self._registered_at = asyncio.get_running_loop().time()
         self.why_not = self._told = ""
         self._clean_up()
         _log.info("%s: up to %d MiB of shared memory", self._endpoint.url, region.size // 2**20)

@@ -7,6 +7,7 @@ import os
 import subprocess
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -120,7 +121,8 @@ class Server(UpstreamEndpoint):
             regions = [{"name": name, "key": f"/{name}", "offset": 0} for name in self.regions]
             return Response(self.status or json.dumps(regions).encode(), b"")
         if self.refusal is not None:
-            return Response(json.dumps({"error": self.refusal}).encode(), b"", status=501)
+            text = self.refusal.replace("NAME", name)
+            return Response(json.dumps({"error": text}).encode(), b"", status=501)
         if action == "unregister":
             assert request.body == (b"",)
             del self.regions[name]
@@ -376,6 +378,35 @@ async def test_region_that_the_server_has_forgotten_is_replaced(server: Server) 
         lane.forget_region(before)  # another call has found that, too
         assert lane.size == SIZE
         assert lane.why_not == ""
+
+
+async def test_region_of_an_address_with_several_servers_is_registered_ever_more_seldom(
+    server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    async with lane_to(server, retry_interval=0.05) as lane:
+        times = []
+        for count in range(1, 6):
+            await until(lambda: lane.size)
+            assert server.count("register") == count
+            times.append(asyncio.get_running_loop().time())
+            lane.forget_region(list(server.regions)[-1])
+            assert lane.take(1) is None
+        pauses = [after - before for before, after in pairwise(times)]
+        assert pauses[0] < 0.05 < pauses[1] < pauses[2] < pauses[3]
+        await until(lambda: "several servers" in lane.why_not)
+
+
+async def test_reason_that_names_another_region_each_time_is_told_once(
+    server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    server.refusal = "Unable to open shared memory region: '/NAME'"
+    async with lane_to(server, retry_interval=0.01) as lane:
+        await until(lambda: server.count("register") > 3)
+        reason = "the server returned 501: Unable to open shared memory region: '/…'"
+        assert lane.why_not == reason
+        assert caplog.messages == [f"{URL}: no shared memory: {reason}"]
 
 
 async def test_model_is_certain_until_it_is_distrusted(server: Server) -> None:

@@ -235,6 +235,27 @@ def test_full_shared_memory_is_told_once_and_calls_take_the_socket(tmp_path: Pat
         assert call(client, pattern(1)) == 200
 
 
+def test_triton_with_shared_memory_of_its_own_is_told_once_and_calls_take_the_socket(
+    server: TritonServer, tmp_path: Path
+) -> None:
+    with (
+        small_shared_memory() as within,
+        gateway_before(
+            tmp_path,
+            server,
+            command=(*within, *shrinking_each(60, retry_interval=0.1)),
+            shared_memory=SIZE,
+        ) as gateway,
+        load_on(gateway) as load,
+    ):
+        load.until_calls(100)  # in which it tries again, each 0.1 s
+        assert (load.statuses, load.lost) == ({200}, 0)
+        (line,) = lines_about(gateway, "no shared memory")
+        assert "Unable to open shared memory region: '/…'" in line
+        assert memory_of(gateway)["size"] == 0
+        assert free_bytes(within) >= 60 * MIB
+
+
 @contextmanager
 def filled(within: tuple[str, ...], mib: int) -> Iterator[None]:
     """Take so much of it for a file."""
