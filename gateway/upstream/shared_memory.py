@@ -146,6 +146,8 @@ class SharedMemoryLane:
         """Those of them that never came into use."""
         self._told = ""
         self._wake = asyncio.Event()
+        self._full = asyncio.Event()
+        """Set once a call has found no room in the region, which may grow."""
         self._supervisor: asyncio.Task[None] | None = None
         self._sizer: asyncio.Task[None] | None = None
         self._cleaner: asyncio.Task[None] | None = None
@@ -159,6 +161,7 @@ class SharedMemoryLane:
         """Register a region, and another one after the server has forgotten it; once."""
         if self._supervisor is None and not self._is_closed:
             self._supervisor = asyncio.create_task(self._keep_registered())
+            self._sizer = asyncio.create_task(self._keep_sized())
 
     def set_supported(self, is_supported: bool) -> None:
         """Learn from the server's metadata whether it takes a registration."""
@@ -173,10 +176,10 @@ class SharedMemoryLane:
             return
         self._is_closed = True
         try:
-            await _end(self._supervisor, self._cleaner)
+            await _end(self._supervisor, self._sizer, self._cleaner)
             regions = [*self._old] if self._region is None else [self._region, *self._old]
             self._region = None
-            await _end(self._sizer, *self._old.values())
+            await _end(*self._old.values())
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._policy.close_timeout):
                     await self._unregister_unused(regions)
@@ -189,7 +192,8 @@ class SharedMemoryLane:
             for orphan in self._orphans:
                 orphan.cancel()
             if self._owner is not None:
-                self._owner.close(keeps_regions=bool(self._registered))
+                with suppress(OSError):  # the folder may be read-only by now
+                    self._owner.close(keeps_regions=bool(self._registered))
                 self._owner = None
 
     async def _unregister_unused(self, regions: Sequence[Region]) -> None:
@@ -379,7 +383,7 @@ class SharedMemoryLane:
             self._tell_why_not(f"{FOLDER}: {strerror}" if strerror else _NAME.sub("…", str(error)))
             return False
         self._retire()
-        self._region, self._sizer = region, asyncio.create_task(self._keep_sized(region))
+        self._region, region.on_full = region, self._full.set
         self._registered_at = asyncio.get_running_loop().time()
         self.why_not = self._told = ""
         self._clean_up()
@@ -397,9 +401,8 @@ class SharedMemoryLane:
     def _retire(self) -> None:
         """Give no more slices of the region, and drop it when nobody uses it any more."""
         region, self._region = self._region, None
-        if region is None or self._sizer is None:
+        if region is None:
             return
-        self._sizer.cancel()
         self._old[region] = ending = asyncio.create_task(self._drop_unused(region))
 
         def forget(_: asyncio.Task[None]) -> None:
@@ -408,26 +411,23 @@ class SharedMemoryLane:
 
         ending.add_done_callback(forget)
 
-    async def _keep_sized(self, region: Region) -> None:
-        """Allocate more of a region when calls find no room in it, and less when few use it."""
-        full, told = asyncio.Event(), ""
-        region.on_full = full.set
+    async def _keep_sized(self) -> None:
+        """Allocate more of the region when calls find no room in it, and less when few use it."""
+        told = ""
         while True:
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._policy.shrink_interval):
-                    await full.wait()
+                    await self._full.wait()
             try:
-                await (region.grow() if full.is_set() else region.shrink())
+                if self._region is not None:
+                    await (self._region.grow() if self._full.is_set() else self._region.shrink())
             except (OSError, RuntimeError) as error:  # there may be no thread for it
-                size = region.allocated // 2**20
                 if str(error) != told:
                     told = str(error)
-                    _log.info(
-                        "%s: shared memory stays at %d MiB: %s", self._endpoint.url, size, told
-                    )
+                    _log.info("%s: shared memory stays as it is: %s", self._endpoint.url, told)
                 self._wake.set()  # the lost part may be half of it now
                 await asyncio.sleep(self._policy.retry_interval)
-            full.clear()
+            self._full.clear()
 
     async def _drop_unused(self, region: Region) -> None:
         """Unregister a region long after its last call, and unmap it.

@@ -854,9 +854,9 @@ async def test_half_of_a_small_folder_stays_free(
             assert allocated(lane) == 16 * MIB  # its mark takes some, too
             assert taken(lane, 16 * MIB).size == 16 * MIB
             assert lane.why_not == ""
-        told_size = [each for each in caplog.messages if "stays at" in each]
+        told_size = [each for each in caplog.messages if "stays as" in each]
         reason = f"half of {folder}, which has 64 MiB, has to stay free"
-        assert told_size == [f"{URL}: shared memory stays at 16 MiB: {reason}"]
+        assert told_size == [f"{URL}: shared memory stays as it is: {reason}"]
 
 
 @needs_root
