@@ -221,13 +221,16 @@ def _sum_concurrency(statuses: Iterable[Status]) -> dict[str, int] | None:
     return {name: _sum(parts, name) for name in parts[0]} if parts else None
 
 
+_SHARED_MEMORY_SIZES = ("size", "allocated", "in_use", "quarantined")
+
+
 def _sum_shared_memory(parts: Iterable[Status | None]) -> Status | None:
     """Sum up the bytes; a reason why a worker has none is shown."""
     known = [each for each in parts if each is not None]
     if not known:
         return None
     why_not = next((each["why_not"] for each in known if each["why_not"]), "")
-    sums = {name: _sum(known, name) for name in ("size", "in_use", "quarantined")}
+    sums = {name: _sum(known, name) for name in _SHARED_MEMORY_SIZES}
     return {**sums, "why_not": why_not}
 
 

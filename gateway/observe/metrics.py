@@ -60,10 +60,11 @@ _OF_ENDPOINTS = {
     " siblings, or than before.",
 }
 _OF_SHARED_MEMORY = {
-    "shared_memory_bytes": "Bytes of the memory shared with the endpoint: its size, those in_use by"
-    " calls, and those in quarantine, which only the server may still use.",
+    "shared_memory_bytes": "Bytes of the memory shared with the endpoint: its size at most, those"
+    " allocated of it, those in_use by calls, and those in quarantine, which only the server may"
+    " still use.",
 }
-_SHARED_MEMORY_STATES = ("size", "in_use", "quarantined")
+_SHARED_MEMORY_STATES = ("size", "allocated", "in_use", "quarantined")
 
 
 def render_metrics(

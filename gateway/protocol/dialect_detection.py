@@ -14,6 +14,7 @@ from gateway.protocol.dialects import BINARY, JSON, KSERVE, MLSERVER, OPENVINO, 
 from gateway.sizes import QUOTED_NAME
 
 _BINARY_EXTENSION = "binary_tensor_data"
+_SHARED_MEMORY_EXTENSION = "system_shared_memory"
 
 # Only Triton lists all of these. Its name says nothing, as operators can set it (`--id`).
 _TRITON_EXTENSIONS = frozenset(
@@ -41,6 +42,8 @@ class DetectedDialect:
     dialect: Dialect
     reason: str
     certain: bool = True
+    lists_shared_memory: bool = False
+    """Whether system shared memory is among its extensions."""
 
 
 def parse_server_metadata(status: int, document: bytes) -> DetectedDialect:
@@ -53,7 +56,8 @@ def parse_server_metadata(status: int, document: bytes) -> DetectedDialect:
         fields = None
     if not isinstance(fields, dict):
         return _unknown("returned no JSON object to GET /v2")
-    return _by_fields(fields)
+    lists_shared_memory = _SHARED_MEMORY_EXTENSION in _extensions(fields)
+    return replace(_by_fields(fields), lists_shared_memory=lists_shared_memory)
 
 
 def _by_fields(fields: Mapping[str, Any]) -> DetectedDialect:

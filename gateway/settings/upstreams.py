@@ -156,7 +156,7 @@ class SharedMemory(Section):
     """Memory that the gateway shares with servers on the same machine."""
 
     size: Annotated[int, byte_size("1MiB", "1TiB")] = 256 * 2**20
-    """Memory of each endpoint and worker. It is taken from /dev/shm at the start."""
+    """Memory of each endpoint and worker at most. It is taken from /dev/shm as calls need it."""
     min_bytes: Annotated[int, byte_size("0", "1TiB")] = 128 * 2**10
     """Tensors of a request, or of a response, that have fewer bytes in all go over the socket."""
 

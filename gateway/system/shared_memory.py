@@ -6,11 +6,13 @@ killed leaves no file. The memory lives until both sides have unmapped it.
 
 from __future__ import annotations
 
+import asyncio
 import fcntl
 import mmap
 import os
 import re
 import secrets
+import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -26,6 +28,11 @@ _MARK: Final = ".owner"
 _MARK_NAME: Final = re.compile(rf"{PREFIX}([0-9a-f]{{16}})\{_MARK}")
 _TOKEN_BYTES: Final = 8
 _PAGE: Final = 4096
+_START: Final = 4 * 2**20
+"""Bytes that a region begins with: some calls of an image each. A region that no large call uses
+costs no more, and it grows before the next few calls."""
+_STEP: Final = 16 * 2**20
+"""Bytes that are allocated at most at a time: in some 5 ms, for which a close may have to wait."""
 _OPEN_TO_ALL: Final = 0o666
 """The server may run as another user. The file has a name only until the server has mapped it."""
 
@@ -203,32 +210,43 @@ class Slice:
 class Region:
     """Memory that a server maps, too; slices of it are taken and given back.
 
+    Only the first ``allocated`` bytes of it exist, and slices lie there: a page that is missing
+    would end the process that touches it. ``grow`` and ``shrink`` move that border; they may not
+    run at the same time.
+
     Slices are the first free bytes that suffice, in whole pages, and neighbours that are free
     become one. A search takes as long as there are gaps, which are no more than calls in progress:
     to keep sizes of powers of two apart would waste up to half of the memory.
     """
 
     def __init__(self, name: str, size: int) -> None:
-        """Make the file and map it; it takes some 0.3 ms for each MiB, without Python's lock.
+        """Make the file, map it and allocate its start; that takes some ms, in a thread.
 
-        Raises OSError if /dev/shm has no room: a page that is missing later would end the server.
+        Raises OSError if /dev/shm has no room.
         """
         self.name: Final = name
         self._path: Final = FOLDER / name
+        self.size: Final = size
+        self.possible = size
+        """The bytes that it can have; less than its size if there was no room for more."""
+        self.allocated = min(size, _START)
         descriptor = os.open(self._path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
         try:
             os.fchmod(descriptor, _OPEN_TO_ALL)
-            os.posix_fallocate(descriptor, 0, size)
+            os.ftruncate(descriptor, size)
+            _allocate(descriptor, 0, self.allocated)
             # Not populated: CPython 3.11 would hold its lock for a second, and the pages are there.
             self.memory: Final = mmap.mmap(descriptor, size)
         except BaseException:
             self.unlink()
-            raise
-        finally:
             os.close(descriptor)
+            raise
         # A start that is cancelled drops a region before anybody has its name.
         weakref.finalize(self, self._path.unlink, missing_ok=True)
-        self.size: Final = size
+        self._descriptor: Final = descriptor
+        self._close_file: Final = weakref.finalize(self, os.close, descriptor)
+        self._file_lock: Final = threading.Lock()
+        """Held while a thread uses the descriptor, so that it is not closed meanwhile."""
         self.used = 0
         """Bytes of the slices that somebody holds."""
         self.quarantined = 0
@@ -237,8 +255,14 @@ class Region:
         """Those of them that are held for ever."""
         self.on_idle: Callable[[], None] | None = None
         """Called when the last slice is free or lost."""
-        self._gaps = [(0, size)]
+        self.on_full: Callable[[], None] | None = None
+        """Called when ``take`` finds no gap, and ``grow`` can make one."""
+        self._gaps = [(0, self.allocated)]
         """Where free bytes begin, and how many there are, in order."""
+        self._wanted = 0
+        """How much must be allocated for slices that found no gap."""
+        self._peak = 0
+        """The highest end of a slice since ``shrink`` has looked at it."""
 
     @property
     def key(self) -> str:
@@ -260,11 +284,58 @@ class Region:
         No slice may be taken any more. Where somebody still has the view of one, return False: an
         error may keep it until the next garbage collection.
         """
-        try:
-            self.memory.close()
-        except BufferError:
-            return False
+        with self._file_lock:
+            try:
+                self.memory.close()
+            except BufferError:
+                return False
+            self._close_file()
         return True
+
+    async def grow(self) -> None:
+        """Allocate as much again, or what slices that found no gap need, in steps.
+
+        Raises OSError without room in /dev/shm, and RuntimeError without a thread; what was
+        allocated until then stays.
+        """
+        try:
+            while self._wanted > self.allocated:
+                step = min(self.allocated, _STEP, self.size - self.allocated)
+                await asyncio.to_thread(self._change_file, _allocate, self.allocated, step)
+                self._add_gap(self.allocated, step)
+                self.allocated += step
+            self.possible = self.size
+        except OSError:
+            self.possible = self.allocated
+            raise
+        finally:
+            self._wanted = 0
+
+    async def shrink(self) -> None:
+        """Give back half of the memory if slices since the last call took a quarter at most.
+
+        So a load that is steady, or halves and doubles, never makes it grow again. Raises OSError,
+        and RuntimeError without a thread.
+        """
+        peak, self._peak = self._peak, self._used_end
+        end = max(_in_pages(self.allocated // 2), _START)
+        if 4 * peak > self.allocated or end >= self.allocated:
+            return
+        start, _ = self._gaps.pop()  # it reaches to the end, from below the quarter
+        self._gaps.append((start, end - start))
+        self.allocated = end
+        await asyncio.to_thread(self._change_file, _cut, end, self.size)
+
+    def _change_file(self, change: Callable[[int, int, int], None], *where: int) -> None:
+        with self._file_lock:
+            if self._close_file.alive:
+                change(self._descriptor, *where)
+
+    @property
+    def _used_end(self) -> int:
+        """Where the last slice ends."""
+        start, length = self._gaps[-1] if self._gaps else (0, 0)
+        return start if start + length == self.allocated else self.allocated
 
     def take(self, size: int) -> Slice | None:
         """Return a slice, held once; None if no gap has so many bytes, or for none."""
@@ -275,7 +346,12 @@ class Region:
             if length >= needed:
                 self._gaps[i : i + 1] = [(start + needed, length - needed)] * (length > needed)
                 self.used += needed
+                self._peak = max(self._peak, start + needed)
                 return Slice(self, start, size)
+        end = self._used_end + needed
+        if end <= self.size and self.on_full is not None:
+            self._wanted = max(self._wanted, end)
+            self.on_full()
         return None
 
     def quarantine(self, part: Slice) -> None:
@@ -294,16 +370,18 @@ class Region:
         self.used -= size
         if part.is_quarantined:
             self.quarantined -= size
-        gaps = self._gaps
-        i = next((i for i, gap in enumerate(gaps) if gap[0] > part.offset), len(gaps))
-        start, end = part.offset, part.offset + size
+        self._add_gap(part.offset, size)
+        self._tell_if_idle()
+
+    def _add_gap(self, start: int, size: int) -> None:
+        gaps, end = self._gaps, start + size
+        i = next((i for i, gap in enumerate(gaps) if gap[0] > start), len(gaps))
         if i < len(gaps) and gaps[i][0] == end:
             end += gaps.pop(i)[1]
         if i and sum(gaps[i - 1]) == start:
             i -= 1
             start = gaps.pop(i)[0]
         gaps.insert(i, (start, end - start))
-        self._tell_if_idle()
 
     def _tell_if_idle(self) -> None:
         if self.on_idle is not None and self.is_idle:
@@ -314,7 +392,22 @@ def _in_pages(size: int) -> int:
     return -(-size // _PAGE) * _PAGE
 
 
-def shared_memory_left() -> int:
-    """Return the free bytes of /dev/shm; raises OSError if there is none."""
+def _allocate(descriptor: int, start: int, size: int) -> None:
+    """Allocate bytes of a file; some 0.3 ms for each MiB, without Python's lock.
+
+    Raises OSError if less than half of /dev/shm would stay free: the server needs some, too.
+    """
     found = os.statvfs(FOLDER)
-    return found.f_bavail * found.f_frsize
+    if found.f_bavail * found.f_frsize - size < found.f_blocks * found.f_frsize // 2:
+        total = found.f_blocks * found.f_frsize // 2**20
+        raise OSError(f"half of {FOLDER}, which has {total} MiB, has to stay free")
+    os.posix_fallocate(descriptor, start, size)
+
+
+def _cut(descriptor: int, end: int, size: int) -> None:
+    """Give back what a file has above ``end``: cut off there, it gets its size again, of no pages.
+
+    Nobody may touch that memory meanwhile. MADV_REMOVE does the same, but holds Python's lock.
+    """
+    os.ftruncate(descriptor, end)
+    os.ftruncate(descriptor, size)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import socket
 from collections.abc import Mapping, Sequence
 from contextlib import closing, suppress
@@ -36,7 +37,6 @@ from gateway.system.shared_memory import (
     owner_of,
     remove_mark,
     remove_region_files,
-    shared_memory_left,
 )
 from gateway.upstream.address import TcpAddress, parse_server_url
 from gateway.upstream.control_client import ControlResponse, send_control_request
@@ -62,6 +62,13 @@ _RETRY_INTERVAL: Final = 10.0
 _DEAD_INTERVAL: Final = 30.0
 """Seconds for which regions of a dead owner stay: its last requests may still run, and to
 unregister a region in use ended Triton before 2.53."""
+_SHRINK_INTERVAL: Final = 60.0
+"""Seconds between two looks at memory that may be given back."""
+_LIFETIME: Final = 60.0
+"""Seconds after which the server may forget a region: it was restarted. If it forgets them sooner,
+its address may lead to several servers, of which one has the region, and keeps it."""
+_MAX_DOUBLINGS: Final = 8
+"""Then another registration is tried after some 40 minutes."""
 _CONNECT_TIMEOUT: Final = 1.0
 _CLOSE_TIMEOUT: Final = 5.0
 """Seconds that ``close`` takes at most."""
@@ -81,12 +88,14 @@ _UNCERTAIN: Final = (400, 502, 503, 504)
 _NEVER_SENT: Final = (ErrorKind.UNREACHABLE, ErrorKind.EXHAUSTED)
 """Errors of requests of which the server has got nothing."""
 
+_NAME: Final = re.compile(rf"{PREFIX}[0-9a-f]+-[0-9]+")
+
 _log = logging.getLogger("tensorgate.upstream")
 
 
 @dataclass(frozen=True, slots=True)
 class SharedMemoryPolicy:
-    """How much memory an endpoint and a worker share, and for which tensors; in bytes.
+    """How much memory an endpoint and a worker share at most, and for which tensors; in bytes.
 
     ``min_bytes`` are those of all inputs of a request, or of all its outputs.
     """
@@ -99,22 +108,29 @@ class SharedMemoryPolicy:
     stays registered for as long after its last call."""
     close_timeout: float = _CLOSE_TIMEOUT
     retry_interval: float = _RETRY_INTERVAL
+    shrink_interval: float = _SHRINK_INTERVAL
 
 
 class SharedMemoryLane:
     """Gives calls slices of a region that the server of an endpoint has mapped.
 
-    ``why_not`` says why there is none, if that is known; empty once a region is registered.
+    ``why_not`` says why there is none, if that is known; empty once a region is registered. Only a
+    server that ``is_supported`` is asked to register one.
     """
 
     def __init__(
-        self, endpoint: UpstreamEndpoint, policy: SharedMemoryPolicy, why_not: str = ""
+        self,
+        endpoint: UpstreamEndpoint,
+        policy: SharedMemoryPolicy,
+        why_not: str = "",
+        is_supported: bool = True,
     ) -> None:
         self._endpoint: Final = endpoint
         self.min_bytes = policy.min_bytes
         self._policy: Final = policy
         self.why_not = why_not or "it is not registered yet"
         self._is_possible: Final = not why_not
+        self._is_supported = is_supported
         self._region: Region | None = None
         self._old: dict[Region, asyncio.Task[None]] = {}
         """Regions whose calls end, and what drops them."""
@@ -123,11 +139,17 @@ class SharedMemoryLane:
         self._is_closed = False
         self._registered: set[str] = set()
         """The names of all regions that the server may have."""
+        self._forgotten = 0
+        """Regions in a row that the server has forgotten soon."""
+        self._registered_at = 0.0
         self._leftovers: set[str] = set()
         """Those of them that never came into use."""
         self._told = ""
         self._wake = asyncio.Event()
+        self._full = asyncio.Event()
+        """Set once a call has found no room in the region, which may grow."""
         self._supervisor: asyncio.Task[None] | None = None
+        self._sizer: asyncio.Task[None] | None = None
         self._cleaner: asyncio.Task[None] | None = None
         self._patience = policy.patience
         """Seconds for which a response is waited for that nobody wants."""
@@ -139,6 +161,14 @@ class SharedMemoryLane:
         """Register a region, and another one after the server has forgotten it; once."""
         if self._supervisor is None and not self._is_closed:
             self._supervisor = asyncio.create_task(self._keep_registered())
+            self._sizer = asyncio.create_task(self._keep_sized())
+
+    def set_supported(self, is_supported: bool) -> None:
+        """Learn from the server's metadata whether it takes a registration."""
+        self._is_supported = is_supported
+        if not is_supported and self._is_possible and self._region is None:
+            self._tell_why_not("the server does not list the extension system_shared_memory")
+        self._wake.set()
 
     async def close(self) -> None:
         """Unregister the regions that no call uses, and leave others for the next start."""
@@ -146,7 +176,7 @@ class SharedMemoryLane:
             return
         self._is_closed = True
         try:
-            await _end(self._supervisor, self._cleaner)
+            await _end(self._supervisor, self._sizer, self._cleaner)
             regions = [*self._old] if self._region is None else [self._region, *self._old]
             self._region = None
             await _end(*self._old.values())
@@ -162,7 +192,8 @@ class SharedMemoryLane:
             for orphan in self._orphans:
                 orphan.cancel()
             if self._owner is not None:
-                self._owner.close(keeps_regions=bool(self._registered))
+                with suppress(OSError):  # the folder may be read-only by now
+                    self._owner.close(keeps_regions=bool(self._registered))
                 self._owner = None
 
     async def _unregister_unused(self, regions: Sequence[Region]) -> None:
@@ -189,6 +220,7 @@ class SharedMemoryLane:
         quarantined = sum(each.quarantined for each in self._shared())
         return {
             "size": self.size,
+            "allocated": sum(each.allocated for each in self._shared()),
             "in_use": self.used - quarantined,
             "quarantined": quarantined,
             "why_not": self.why_not,
@@ -222,6 +254,8 @@ class SharedMemoryLane:
         """Have another region registered, as the server does not know this one."""
         self._registered.discard(name)
         if self._region is not None and self._region.name == name:
+            is_early = asyncio.get_running_loop().time() < self._registered_at + _LIFETIME
+            self._forgotten = self._forgotten + 1 if is_early else 0
             self._retire()
             self.why_not = "the server has forgotten it"
             self._wake.set()
@@ -317,17 +351,25 @@ class SharedMemoryLane:
             return
         while True:
             self._wake.clear()
-            if self._needs_region() and not await self._try_register():
-                await asyncio.sleep(self._policy.retry_interval)
-            else:
+            if not self._needs_region():
                 await self._wake.wait()
+                continue
+            if self._region is None and self._forgotten > 1:
+                self._tell_why_not("its address may lead to several servers: one does not know it")
+                doublings = min(self._forgotten - 2, _MAX_DOUBLINGS)
+                await asyncio.sleep(self._policy.retry_interval * 2**doublings)
+            if not await self._try_register():
+                await asyncio.sleep(self._policy.retry_interval)
 
     def _needs_region(self) -> bool:
-        """Tell whether there is none, or half of it is lost. At most two may live at a time."""
+        """Tell whether there is none, or half of what it can have is lost.
+
+        At most two may live at a time.
+        """
         region = self._region
         if region is None:
-            return len(self._old) < 2
-        return not self._old and 2 * region.lost >= region.size
+            return self._is_supported and len(self._old) < 2
+        return not self._old and 2 * region.lost >= region.possible
 
     async def _try_register(self) -> bool:
         try:
@@ -337,14 +379,15 @@ class SharedMemoryLane:
                 self._retire()  # there is no room for two at a time
                 self._clean_up()  # memory of the dead may be what there is no room for
             strerror = error.strerror if isinstance(error, OSError) else None
-            # Without the name of a file, which is another one each time.
-            self._tell_why_not(f"{FOLDER}: {strerror}" if strerror else str(error))
+            # Without the name of a file or region, which is another one each time.
+            self._tell_why_not(f"{FOLDER}: {strerror}" if strerror else _NAME.sub("…", str(error)))
             return False
         self._retire()
-        self._region = region
+        self._region, region.on_full = region, self._full.set
+        self._registered_at = asyncio.get_running_loop().time()
         self.why_not = self._told = ""
         self._clean_up()
-        _log.info("%s: %d MiB of shared memory", self._endpoint.url, region.size // 2**20)
+        _log.info("%s: up to %d MiB of shared memory", self._endpoint.url, region.size // 2**20)
         return True
 
     def _tell_why_not(self, reason: str) -> None:
@@ -367,6 +410,24 @@ class SharedMemoryLane:
             self._wake.set()
 
         ending.add_done_callback(forget)
+
+    async def _keep_sized(self) -> None:
+        """Allocate more of the region when calls find no room in it, and less when few use it."""
+        told = ""
+        while True:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._policy.shrink_interval):
+                    await self._full.wait()
+            try:
+                if self._region is not None:
+                    await (self._region.grow() if self._full.is_set() else self._region.shrink())
+            except (OSError, RuntimeError) as error:  # there may be no thread for it
+                if str(error) != told:
+                    told = str(error)
+                    _log.info("%s: shared memory stays as it is: %s", self._endpoint.url, told)
+                self._wake.set()  # the lost part may be half of it now
+                await asyncio.sleep(self._policy.retry_interval)
+            self._full.clear()
 
     async def _drop_unused(self, region: Region) -> None:
         """Unregister a region long after its last call, and unmap it.
@@ -395,7 +456,7 @@ class SharedMemoryLane:
             self._owner = Owner(self._endpoint.url)
         self._number += 1
         name, size = f"{PREFIX}{self._owner.token}-{self._number}", self._policy.size
-        region = await asyncio.to_thread(_make_region, name, size)
+        region = await asyncio.to_thread(Region, name, size)
         self._registered.add(name)
         try:
             body = orjson.dumps({"key": region.key, "offset": 0, "byte_size": size})
@@ -496,13 +557,6 @@ class _RefusedError(GatewayError):
     def __init__(self, status: int, message: str) -> None:
         super().__init__(ErrorKind.BAD_RESPONSE, message)
         self.status: Final = status
-
-
-def _make_region(name: str, size: int) -> Region:
-    left = shared_memory_left()
-    if left < size:
-        raise OSError(f"{FOLDER} has {left // 2**20} MiB left, and {size // 2**20} MiB are needed")
-    return Region(name, size)
 
 
 async def _end(*tasks: asyncio.Task[None] | None) -> None:

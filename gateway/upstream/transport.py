@@ -316,6 +316,9 @@ class SharedMemory(Protocol):
     def start(self) -> None:
         """Register a region, and another one after the server has forgotten it; once."""
 
+    def set_supported(self, is_supported: bool) -> None:
+        """Learn from the server's metadata whether it takes a registration."""
+
     async def close(self) -> None:
         """Unregister the region once no call uses it, or leave it for the next start."""
 

@@ -89,9 +89,9 @@ def test_endpoint_is_drained_if_one_worker_drains_it_and_draining_if_all_do() ->
 
 
 def test_shared_memory_is_that_of_all_workers_with_a_reason_why_one_has_none() -> None:
-    one = {"size": 8, "in_use": 4, "quarantined": 1, "why_not": ""}
-    other = {"size": 0, "in_use": 0, "quarantined": 0, "why_not": "refused"}
-    both = {"size": 16, "in_use": 8, "quarantined": 2, "why_not": ""}
+    one = {"size": 8, "allocated": 6, "in_use": 4, "quarantined": 1, "why_not": ""}
+    other = {"size": 0, "allocated": 0, "in_use": 0, "quarantined": 0, "why_not": "refused"}
+    both = {"size": 16, "allocated": 12, "in_use": 8, "quarantined": 2, "why_not": ""}
     for memories, expected in (
         ((None, None), None),
         ((None, one), one),  # a reload, which the first has not taken yet

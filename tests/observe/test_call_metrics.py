@@ -359,7 +359,7 @@ def _status() -> dict[str, Any]:
         "consecutive_ejections": 1,
         "healthy": True,
         "latency_outlier": None,
-        "shared_memory": {"size": 8, "in_use": 3, "quarantined": 1, "why_not": ""},
+        "shared_memory": {"size": 8, "allocated": 6, "in_use": 3, "quarantined": 1, "why_not": ""},
     }
     return {
         "version": "1",
@@ -406,7 +406,7 @@ def test_page_lists_each_metric_with_its_type_and_labels(monkeypatch: pytest.Mon
 
 def test_shared_memory_is_shown_by_its_state() -> None:
     text, _ = render_metrics(_status(), MetricStore(FAMILIES))
-    for state, value in (("size", 8), ("in_use", 3), ("quarantined", 1)):
+    for state, value in (("size", 8), ("allocated", 6), ("in_use", 3), ("quarantined", 1)):
         labels = f'endpoint="http://h:1",state="{state}",upstream="u"'
         assert f"tensorgate_shared_memory_bytes{{{labels}}} {value}.0\n" in text.decode()
 

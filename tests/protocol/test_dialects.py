@@ -156,6 +156,23 @@ def test_dialect_of_known_servers_is_detected(document: dict[str, Any], dialect:
 
 
 @pytest.mark.parametrize(
+    ("extensions", "lists"),
+    [
+        (TRITONS, True),
+        (["system_shared_memory"], True),
+        (_without("system_shared_memory"), False),
+        ([["system_shared_memory"], {}, None], False),
+        ("system_shared_memory", False),
+        (None, False),
+    ],
+)
+def test_server_lists_shared_memory_among_its_extensions(extensions: object, lists: bool) -> None:
+    document = json.dumps({"name": "triton", "extensions": extensions}).encode()
+    assert parse_server_metadata(200, document).lists_shared_memory is lists
+    assert not parse_server_metadata(404, document).lists_shared_memory
+
+
+@pytest.mark.parametrize(
     ("status", "document", "said"),
     [
         (200, b'{"name":"triton","version":"2.51.0"}', "lists no binary_tensor_data"),

@@ -1,11 +1,12 @@
 from __future__ import annotations
 
+import asyncio
 import mmap
 import os
 import stat
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -22,7 +23,6 @@ from gateway.system.shared_memory import (
     owner_of,
     remove_mark,
     remove_region_files,
-    shared_memory_left,
 )
 from tests.support.doubles.shared_memory_folder import folder as folder
 
@@ -38,6 +38,12 @@ def region_of(pages: int) -> Iterator[Region]:
         yield region
     finally:
         region.unlink()
+
+
+def taken(region: Region, size: int) -> Slice:
+    part = region.take(size)
+    assert part is not None
+    return part
 
 
 def names(folder: Path) -> set[str]:
@@ -229,7 +235,7 @@ def test_memory_is_shared_with_who_mapped_it_by_its_name(folder: Path) -> None:
 
 
 def test_memory_that_does_not_exist_is_refused_and_leaves_no_file(folder: Path) -> None:
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(OSError, match="Cannot allocate"):
         Region(f"tensorgate-{TOKEN}-1", 2**60)
     assert not names(folder)
 
@@ -248,10 +254,255 @@ def test_file_goes_with_a_region_that_nobody_got(folder: Path) -> None:
     assert not names(folder)
 
 
-def test_region_takes_shared_memory() -> None:
-    before = shared_memory_left()
-    with region_of(4096):
-        assert shared_memory_left() < before
+# ------------------------------------------------------------------------------- its size
+
+MIB = 2**20
+START = 4
+
+
+def held_pages(folder: Path) -> int:
+    """Return the MiB that exist of the region's file."""
+    (file,) = folder.iterdir()
+    return file.stat().st_blocks * 512 // MIB
+
+
+@contextmanager
+def sparse_region() -> Iterator[Region]:
+    """Make a region of 64 MiB that may grow."""
+    with region_of(64 * MIB // PAGE) as region:
+        region.on_full = lambda: None
+        yield region
+
+
+def test_region_begins_with_little_memory(folder: Path) -> None:
+    with sparse_region() as region:
+        assert (region.size, region.allocated) == (64 * MIB, START * MIB)
+        assert (folder / region.name).stat().st_size == 64 * MIB
+        assert held_pages(folder) == START
+
+
+@pytest.mark.parametrize(
+    ("held", "asked", "allocated"),
+    [
+        ([], [5], 8),
+        ([], [8], 8),
+        ([], [9], 16),
+        ([], [5, 40, 6], 48),
+        ([], [64], 64),
+        ([4], [1], 8),
+        ([1], [8], 16),
+        ([1], [63], 64),
+        ([1], [64], START),  # it would find no gap either
+        ([], [65], START),
+    ],
+)
+async def test_region_grows_by_what_was_asked_for_or_doubles(
+    folder: Path, held: Sequence[int], asked: Sequence[int], allocated: int
+) -> None:
+    with sparse_region() as region:
+        parts = [taken(region, size * MIB) for size in held]
+        assert [region.take(size * MIB) for size in asked] == [None] * len(asked)
+        await region.grow()
+        assert (region.allocated, held_pages(folder)) == (allocated * MIB, allocated)
+        free = taken(region, (allocated - sum(held)) * MIB) if allocated > sum(held) else None
+        for part in (*parts, *([] if free is None else [free])):
+            part.release()
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize(
+    ("peak", "allocated"), [(0, 16), (4, 16), (8, 16), (9, 32), (16, 32), (31, 32)]
+)
+async def test_region_of_which_a_quarter_was_used_at_most_gives_half_back(
+    folder: Path, peak: int, allocated: int, when: str
+) -> None:
+    with sparse_region() as region:
+        await grown_to(region, 32)
+        await region.shrink()  # it looks at what was used since then
+        part = region.take(peak * MIB)
+        if part is not None and when == "before":
+            part.release()
+        await region.shrink()
+        assert (region.allocated, held_pages(folder)) == (allocated * MIB, allocated)
+        if part is not None and when == "after":
+            part.release()
+
+
+async def grown_to(region: Region, size: int) -> None:
+    """Have so many MiB allocated, of which none are used."""
+    assert region.take(size * MIB) is None
+    await region.grow()
+    assert region.allocated == size * MIB
+    taken(region, size * MIB).release()
+
+
+async def test_region_that_is_not_used_gives_back_all_but_its_start(folder: Path) -> None:
+    with sparse_region() as region:
+        await grown_to(region, 64)
+        for allocated in (64, 32, 16, 8, START, START):
+            await region.shrink()
+            assert (region.allocated, held_pages(folder)) == (allocated * MIB, allocated)
+
+
+@pytest.mark.parametrize("how", ["used", "quarantined", "lost"])
+async def test_memory_below_a_slice_is_not_given_back(folder: Path, how: str) -> None:
+    with sparse_region() as region:
+        await grown_to(region, 32)
+        below, part = taken(region, 9 * MIB), taken(region, 1)
+        below.release()
+        fill(part, 7)
+        if how != "used":
+            part.hold()
+            part.end_call()
+        if how == "lost":
+            part.lose()
+        for _ in range(4):
+            await region.shrink()
+        assert region.allocated == 32 * MIB
+        assert is_whole(part, 7)
+
+
+@given(st.lists(st.integers(1, 16 * MIB), min_size=1, max_size=8), st.integers(0, 6))
+async def test_steady_load_has_what_it_needs_and_it_is_not_given_back(
+    sizes: list[int], turns: int
+) -> None:
+    with sparse_region() as region:
+        for _ in range(6):
+            while not holds_all(region, sizes):
+                await region.grow()
+        before = region.allocated
+        for _ in range(turns):
+            await region.shrink()
+            assert holds_all(region, sizes)
+        assert turns < 2 or region.allocated == before
+
+
+def holds_all(region: Region, sizes: Sequence[int]) -> bool:
+    """Take slices of all sizes, as far as they fit together, and give them back."""
+    fit, total = [], 0
+    for size in sizes:
+        total += -(-size // PAGE) * PAGE
+        fit += [size] * (total <= region.size)
+    parts = [region.take(size) for size in fit]
+    for part in parts:
+        if part is not None:
+            part.release()
+    return None not in parts
+
+
+STEPS = st.lists(
+    st.one_of(
+        st.integers(1, 12 * MIB),
+        st.integers(0, 9).map(lambda i: -i),
+        st.sampled_from(("grow", "shrink", "lose")),
+    ),
+    max_size=40,
+)
+"""Sizes to take, negated indices of slices to give back, and what else befalls a region."""
+
+
+@given(STEPS)
+async def test_slices_of_a_region_that_grows_and_shrinks_keep_their_bytes(
+    steps: list[int | str],
+) -> None:
+    with sparse_region() as region:
+        held: dict[int, Slice] = {}
+        lost: list[Slice] = []
+        for number, step in enumerate(steps):
+            if step == "grow":
+                await region.grow()
+            elif step == "shrink":
+                await region.shrink()
+            elif step == "lose" and held:
+                held[min(held)].lose()
+                lost.append(held.pop(min(held)))
+            elif isinstance(step, int) and step > 0:
+                if (part := region.take(step)) is not None:
+                    held[number] = part
+                    part.view[:1] = part.view[-1:] = bytes((number,))
+            elif isinstance(step, int) and held:
+                held.pop(sorted(held)[step % len(held)]).release()
+            for i, part in held.items():
+                assert part.offset + part.size <= region.allocated
+                assert part.view[0] == part.view[-1] == i
+            blocks = os.fstat(region._descriptor).st_blocks * 512
+            assert blocks == region.allocated <= region.size
+        assert region.used == sum(-(-part.size // PAGE) * PAGE for part in (*held.values(), *lost))
+
+
+async def test_memory_that_comes_again_after_it_was_given_back_is_the_servers_too(
+    folder: Path,
+) -> None:
+    with sparse_region() as region:
+        descriptor = os.open(folder / region.name, os.O_RDWR)
+        with mmap.mmap(descriptor, region.size) as server:
+            os.close(descriptor)
+            for number in (1, 2, 3):
+                assert region.take(60 * MIB) is None
+                await region.grow()
+                part = taken(region, 60 * MIB)
+                assert part.view[-1] == 0  # nothing is left of the call before
+                fill(part, number)
+                assert server[part.size - 1] == number
+                part.release()
+                del part
+                for _ in range(6):
+                    await region.shrink()
+                assert held_pages(folder) == START
+
+
+async def test_closed_region_does_not_grow(folder: Path) -> None:
+    with sparse_region() as region:
+        assert region.take(8 * MIB) is None
+        growing = asyncio.create_task(region.grow())
+        assert region.close()
+        await growing
+        assert held_pages(folder) == START
+
+
+SMALL = """
+import asyncio, os, sys
+from pathlib import Path
+from gateway.system import shared_memory as region
+region.FOLDER = Path(sys.argv[1])
+MIB = 2**20
+
+async def grow(made, size):
+    made.on_full = lambda: None
+    assert made.take(size * MIB) is None
+    try:
+        await made.grow()
+    except OSError as error:
+        return f"{error}: {made.allocated // MIB} MiB, {made.possible // MIB} possible"
+    return f"{made.allocated // MIB} MiB, {made.possible // MIB} possible"
+
+made = region.Region("tensorgate-0123456789abcdef-1", 60 * MIB)
+print(asyncio.run(grow(made, 40)))
+other = Path(sys.argv[1], "other")
+with other.open("wb") as file:
+    os.posix_fallocate(file.fileno(), 0, 12 * MIB)
+try:
+    region.Region("tensorgate-0123456789abcdef-2", 4096)
+except OSError as error:
+    print(error)
+other.unlink()
+print(asyncio.run(grow(made, 24)))
+print(made.take(16 * MIB) is not None, sorted(os.listdir(region.FOLDER)))
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount a small folder")
+def test_half_of_a_small_folder_stays_free(tmp_path: Path) -> None:
+    mount = f"mount -t tmpfs -o size=48m tmpfs {tmp_path} && exec "
+    command = ("unshare", "--mount", "sh", "-c", mount + '"$@"', "sh", sys.executable, "-c", SMALL)
+    run = subprocess.run((*command, str(tmp_path)), capture_output=True, text=True, check=True)
+    refusal = f"half of {tmp_path}, which has 48 MiB, has to stay free"
+    assert run.stdout.splitlines() == [
+        f"{refusal}: 16 MiB, 16 possible",
+        refusal,
+        f"{refusal}: 16 MiB, 16 possible",
+        "True ['tensorgate-0123456789abcdef-1']",
+    ]
 
 
 # --------------------------------------------------------------------------------- owners

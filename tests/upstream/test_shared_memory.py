@@ -4,8 +4,10 @@ import asyncio
 import json
 import mmap
 import os
+import subprocess
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -119,7 +121,8 @@ class Server(UpstreamEndpoint):
             regions = [{"name": name, "key": f"/{name}", "offset": 0} for name in self.regions]
             return Response(self.status or json.dumps(regions).encode(), b"")
         if self.refusal is not None:
-            return Response(json.dumps({"error": self.refusal}).encode(), b"", status=501)
+            text = self.refusal.replace("NAME", name)
+            return Response(json.dumps({"error": text}).encode(), b"", status=501)
         if action == "unregister":
             assert request.body == (b"",)
             del self.regions[name]
@@ -154,11 +157,14 @@ async def lane_to(
     patience: float = 60,
     close_timeout: float = 5,
     retry_interval: float = 60,
+    shrink_interval: float = 60,
+    is_supported: bool = True,
 ) -> AsyncIterator[SharedMemoryLane]:
     """Start a lane; at the end it must leave no task."""
     async with no_leaks():
-        policy = SharedMemoryPolicy(size, 1, 0, patience, close_timeout, retry_interval)
-        lane = SharedMemoryLane(server, policy, why_not)
+        times = (0, patience, close_timeout, retry_interval, shrink_interval)
+        policy = SharedMemoryPolicy(size, 1, *times)
+        lane = SharedMemoryLane(server, policy, why_not, is_supported)
         lane.start()
         try:
             yield lane
@@ -316,7 +322,7 @@ async def test_region_of_a_registration_without_response_is_replaced() -> None:
 
 async def test_memory_that_does_not_exist_is_not_asked_for(server: Server, folder: Path) -> None:
     async with lane_to(server, 2**50) as lane:
-        await until(lambda: "MiB are needed" in lane.why_not)
+        await until(lambda: "Cannot allocate memory" in lane.why_not)
         assert lane.take(1) is None
         assert server.count("register") == 0
         assert all(name.endswith(".owner") for name in names(folder))
@@ -330,6 +336,26 @@ async def test_server_elsewhere_is_not_asked(server: Server, folder: Path) -> No
         assert lane.why_not == "its address is not on this machine"
     assert server.count("register") == 0
     assert not names(folder)
+
+
+async def test_server_is_asked_once_it_has_listed_the_extension(
+    server: Server, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    async with lane_to(server, is_supported=False) as lane:
+        for _ in range(3):
+            await iterations(5)
+            assert lane.take(1) is None
+            assert not server.requests
+            assert not names(folder)
+            lane.set_supported(False)
+        assert lane.why_not == "the server does not list the extension system_shared_memory"
+        assert caplog.messages == [f"{URL}: no shared memory: {lane.why_not}"]
+        lane.set_supported(True)
+        await until(lambda: lane.size)
+        lane.set_supported(False)  # a proxy may have said that; the region is there
+        assert lane.take(1) is not None
+        assert lane.why_not == ""
 
 
 async def test_region_that_the_server_has_forgotten_is_replaced(server: Server) -> None:
@@ -352,6 +378,35 @@ async def test_region_that_the_server_has_forgotten_is_replaced(server: Server) 
         lane.forget_region(before)  # another call has found that, too
         assert lane.size == SIZE
         assert lane.why_not == ""
+
+
+async def test_region_of_an_address_with_several_servers_is_registered_ever_more_seldom(
+    server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    async with lane_to(server, retry_interval=0.05) as lane:
+        times = []
+        for count in range(1, 6):
+            await until(lambda: lane.size)
+            assert server.count("register") == count
+            times.append(asyncio.get_running_loop().time())
+            lane.forget_region(list(server.regions)[-1])
+            assert lane.take(1) is None
+        pauses = [after - before for before, after in pairwise(times)]
+        assert pauses[0] < 0.05 < pauses[1] < pauses[2] < pauses[3]
+        await until(lambda: "several servers" in lane.why_not)
+
+
+async def test_reason_that_names_another_region_each_time_is_told_once(
+    server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    server.refusal = "Unable to open shared memory region: '/NAME'"
+    async with lane_to(server, retry_interval=0.01) as lane:
+        await until(lambda: server.count("register") > 3)
+        reason = "the server returned 501: Unable to open shared memory region: '/…'"
+        assert lane.why_not == reason
+        assert caplog.messages == [f"{URL}: no shared memory: {reason}"]
 
 
 async def test_model_is_certain_until_it_is_distrusted(server: Server) -> None:
@@ -696,6 +751,127 @@ async def test_forgotten_region_counts_no_more_and_is_not_unregistered(server: S
         part.end_call()
         await iterations(5)
         assert before in server.regions  # as this server has not forgotten it in truth
+
+
+# ------------------------------------------------------------------------------------- size
+
+MIB = 2**20
+
+
+def allocated(lane: SharedMemoryLane) -> object:
+    return lane.describe()["allocated"]
+
+
+async def grow(lane: SharedMemoryLane, size: int) -> Slice:
+    """Ask for a slice that makes a region grow; return it once it is there."""
+    assert lane.take(size) is None
+    while (part := lane.take(size)) is None:
+        await iterations(1)
+    return part
+
+
+async def test_slice_for_which_there_is_no_memory_yet_is_there_for_a_later_call(
+    server: Server,
+) -> None:
+    async with lane_to(server, 64 * MIB) as lane:
+        await until(lambda: lane.size)
+        assert (lane.size, allocated(lane)) == (64 * MIB, 4 * MIB)
+        small, large = taken(lane, 4 * MIB), await grow(lane, 40 * MIB)
+        assert 44 * MIB <= int(str(allocated(lane))) <= 64 * MIB
+        large.view[-5:] = b"input"
+        memory = server.regions[server.own]
+        assert memory is not None
+        assert memory[large.offset : large.offset + large.size].endswith(b"input")
+        assert server.count("register") == 1
+        for part in (small, large):
+            part.end_call()
+
+
+async def test_memory_that_is_hardly_used_is_given_back_and_comes_again(server: Server) -> None:
+    async with lane_to(server, 64 * MIB, shrink_interval=0.01) as lane:
+        await until(lambda: lane.size)
+        for _ in range(2):
+            part = await grow(lane, 40 * MIB)
+            part.view[-1:] = b"x"
+            await asyncio.sleep(0.05)  # in which it looks at what is used, and leaves that
+            assert bytes(part.view[-1:]) == b"x"
+            part.end_call()
+            await until(lambda: allocated(lane) == 4 * MIB)
+        assert server.count("register") == 1
+
+
+async def test_lane_that_grows_is_closed(server: Server, folder: Path) -> None:
+    async with lane_to(server, 2**30) as lane:
+        await until(lambda: lane.size)
+        name = server.own
+        assert lane.take(2**30) is None
+        await until(lambda: allocated(lane) != 4 * MIB)
+        await asyncio.wait_for(lane.close(), 2)
+        assert server.regions == {}
+        assert not names(folder)
+        await until(lambda: not is_mapped(name))
+
+
+async def test_region_that_grows_is_replaced(server: Server) -> None:
+    async with lane_to(server, 256 * MIB, patience=0) as lane:
+        await until(lambda: lane.size)
+        before = server.own
+        assert lane.take(200 * MIB) is None
+        await iterations(2)
+        server.regions.clear()
+        lane.forget_region(before)
+        await until(lambda: lane.size)
+        part = await grow(lane, 8 * MIB)
+        assert part.region == server.own != before
+        part.end_call()
+        await until(lambda: not is_mapped(before))
+
+
+@contextmanager
+def small_folder(path: Path) -> Iterator[None]:
+    """Have regions in a folder of 64 MiB."""
+    subprocess.run(("mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", path), check=True)
+    try:
+        yield
+    finally:
+        subprocess.run(("umount", "--lazy", path), check=True)
+
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount a small folder")
+
+
+@needs_root
+async def test_half_of_a_small_folder_stays_free(
+    server: Server, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    with small_folder(folder):
+        async with lane_to(server, retry_interval=0.01, size=256 * MIB) as lane:
+            await until(lambda: lane.size)
+            for _ in range(30):
+                assert lane.take(40 * MIB) is None
+                await asyncio.sleep(0.005)
+            assert allocated(lane) == 16 * MIB  # its mark takes some, too
+            assert taken(lane, 16 * MIB).size == 16 * MIB
+            assert lane.why_not == ""
+        told_size = [each for each in caplog.messages if "stays as" in each]
+        reason = f"half of {folder}, which has 64 MiB, has to stay free"
+        assert told_size == [f"{URL}: shared memory stays as it is: {reason}"]
+
+
+@needs_root
+async def test_region_that_cannot_grow_is_replaced_once_half_of_what_it_has_is_lost(
+    server: Server, folder: Path
+) -> None:
+    with small_folder(folder):
+        async with lane_to(server, retry_interval=0.01, patience=0, size=256 * MIB) as lane:
+            await until(lambda: lane.size)
+            before = server.own
+            assert lane.take(40 * MIB) is None
+            await until(lambda: allocated(lane) == 16 * MIB)
+            await lose(lane, server, 8 * MIB)
+            await until(lambda: before not in server.regions and lane.size)
+            assert told(lane) == (256 * MIB, 0, 0)
 
 
 # ------------------------------------------------------------------------------------ close

@@ -477,8 +477,8 @@ function lastErrorText({ last_error: error, last_error_at: at, state_text: text 
 function memoryText({ shared_memory: memory }) {
   if (!memory) return "";
   if (!memory.size) return `no shared memory: ${memory.why_not}`;
-  const { size, in_use: used, quarantined, why_not: reason } = memory;
-  const parts = [`${say.bytes(used)} of ${say.bytes(size)} in use`];
+  const { size, allocated, in_use: used, quarantined, why_not: reason } = memory;
+  const parts = [`${say.bytes(used)} of ${say.bytes(allocated)} in use, at most ${say.bytes(size)}`];
   if (quarantined) parts.push(`${say.bytes(quarantined)} in quarantine`);
   if (reason) parts.push(`not in all workers: ${reason}`);
   return `shared memory: ${parts.join(", ")}`;

@@ -192,7 +192,7 @@ def build_pool(
         endpoint = connect_to(address)
         if address.grpc_address is not None:
             endpoint = DualEndpoint(endpoint, connect_to(address.grpc_address))
-        endpoint.shared_memory = _shared_memory_lane(endpoint, address, declared)
+        endpoint.shared_memory = _shared_memory_lane(endpoint, address, declared, state)
         return endpoint
 
     def connect_to(address: ServerAddress) -> UpstreamEndpoint:
@@ -236,8 +236,12 @@ def _shared_memory_policy(declared: UpstreamSettings) -> SharedMemoryPolicy | No
 
 
 def _shared_memory_lane(
-    endpoint: UpstreamEndpoint, address: ServerAddress, declared: UpstreamSettings
+    endpoint: UpstreamEndpoint,
+    address: ServerAddress,
+    declared: UpstreamSettings,
+    state: DialectState,
 ) -> SharedMemoryLane | None:
+    """Make the lane of an endpoint; a detector tells it whether the server has the extension."""
     policy = _shared_memory_policy(declared)
     if policy is None:
         return None
@@ -246,7 +250,10 @@ def _shared_memory_lane(
     why_not = "" if is_local else "its address is not on this machine"
     if declared.retry_stale != "infer":
         why_not = "it takes retry_stale: infer"
-    return SharedMemoryLane(endpoint, policy, why_not)
+    configured = None if isinstance(state, DialectDetector) else state.dialect
+    if configured is not None and not configured.triton_extensions:
+        why_not = f"servers of the dialect {configured.name} have none"
+    return SharedMemoryLane(endpoint, policy, why_not, is_supported=configured is not None)
 
 
 def _server_address(endpoint: Endpoint, spec: UpstreamSpec) -> ServerAddress:

@@ -105,7 +105,7 @@ class DialectDetector(Watch[Member], DialectState):
         """Bring an endpoint's dialect up to date."""
         self._asking.add(member)
         try:
-            member.detected_dialect = await detect_dialect(member.endpoint, TIMEOUT)
+            detected = member.detected_dialect = await detect_dialect(member.endpoint, TIMEOUT)
         except GatewayError as error:
             self._record_error(member, error)
             pause = member.dialect_delay or self.retry_delay
@@ -114,8 +114,10 @@ class DialectDetector(Watch[Member], DialectState):
         else:
             self._record_success(member)
             self.update()
+            if (lane := member.endpoint.shared_memory) is not None:
+                lane.set_supported(detected.lists_shared_memory)
             member.dialect_delay = 0.0
-            return (_CERTAIN_FACTOR if member.detected_dialect.certain else 1) * self.interval
+            return (_CERTAIN_FACTOR if detected.certain else 1) * self.interval
         finally:
             self._asking.discard(member)
             self._wake_waiters()

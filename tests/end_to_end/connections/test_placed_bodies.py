@@ -18,6 +18,7 @@ import pytest
 
 from gateway.observe import families
 from gateway.proxy.destination import Upstream
+from gateway.upstream.transport import SharedMemory
 from tests.support.gateway import RunningGateway, served, until
 from tests.support.inference_messages import HEADER_LENGTH, binary_header, infer_binary, infer_raw
 from tests.support.raw_client import RawClient
@@ -93,10 +94,19 @@ async def _site(
         lane = endpoint.shared_memory
         assert lane is not None
         await until(lambda: lane.size)
+        await until(partial(_is_allocated, lane))
         # No call waits for metadata: the first one has it fetched.
         assert (await client.ask(_binary(b"1234"))).status == 200
         await until(lambda: site.upstream.metadata.cached("m", None))
         yield site, client
+
+
+def _is_allocated(lane: SharedMemory) -> bool:
+    """Tell whether all of the memory is allocated; have that done if not."""
+    whole = lane.take(lane.size)
+    if whole is not None:
+        whole.release()
+    return whole is not None
 
 
 async def _at_once(site: _Site, client: RawClient, text: bytes) -> None:

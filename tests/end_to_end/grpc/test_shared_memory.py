@@ -128,7 +128,7 @@ async def test_tensors_of_messages_are_not_sent(elements: int) -> None:
         assert await it.call(tensor(elements)) == {"inputs": SHARED, "outputs": SHARED}
         assert not it.model.inferred[-1].raw_input_contents
         assert len(it.model.inferred[-1].outputs) == 1
-        assert it.memory == {"size": SIZE, "in_use": 0, "quarantined": 0, "why_not": ""}
+        assert (it.memory["in_use"], it.memory["quarantined"]) == (0, 0)
 
 
 @PATHS

@@ -24,6 +24,7 @@ TENSOR = np.arange(ELEMENTS, dtype="<f4").tobytes()
 BYTES = 2 * len(TENSOR)
 """Of the slices of a call, for its inputs and its outputs."""
 SIZE = 2**20
+SHARED_BYTES = {"size": SIZE, "allocated": SIZE, "why_not": ""}
 NONE = {"in_use": 0, "quarantined": 0}
 SHARED = ("shared_memory", "")
 
@@ -65,9 +66,9 @@ class _Seen:
 
 
 @asynccontextmanager
-async def _seen(model: SharedMemoryModel) -> AsyncIterator[_Seen]:
+async def _seen(model: SharedMemoryModel, dialect: str = "triton") -> AsyncIterator[_Seen]:
     """Run a gateway in front of a model; it has tried to register its memory."""
-    upstream = {"shared_memory": {"size": "1MiB", "min_bytes": "1KiB"}}
+    upstream = {"dialect": dialect, "shared_memory": {"size": "1MiB", "min_bytes": "1KiB"}}
     async with served(model, upstream=upstream) as (_, gateway, client):
         seen = _Seen(gateway, client)
         await until(lambda: "not registered yet" not in seen.memory["why_not"])
@@ -82,7 +83,7 @@ async def _seen(model: SharedMemoryModel) -> AsyncIterator[_Seen]:
 async def test_tensors_in_shared_memory_are_counted() -> None:
     async with _seen(SharedMemoryModel(ELEMENTS)) as seen:
         assert await seen.call() == {"inputs": SHARED, "outputs": SHARED}
-        assert seen.memory == {"size": SIZE, **NONE, "why_not": ""}
+        assert seen.memory == {**SHARED_BYTES, **NONE}
 
 
 async def test_outputs_whose_size_is_not_certain_are_unsuitable() -> None:
@@ -120,6 +121,34 @@ async def test_memory_that_the_server_refuses_is_unavailable() -> None:
         assert (seen.memory["size"], seen.memory["in_use"]) == (0, 0)
 
 
+@pytest.mark.parametrize(
+    ("dialect", "extensions", "why_not"),
+    [
+        ("auto", ["binary_tensor_data"], "the server does not list the extension"),
+        ("auto", [], "the server does not list the extension"),
+        ("kserve", ["system_shared_memory"], "servers of the dialect kserve have none"),
+        ("json", ["system_shared_memory"], "servers of the dialect json have none"),
+    ],
+)
+async def test_server_without_the_extension_is_not_asked_for_it(
+    dialect: str, extensions: list[str], why_not: str
+) -> None:
+    model = SharedMemoryModel(ELEMENTS)
+    model.itself = {"name": "other", "extensions": extensions}
+    upstream = {"dialect": dialect, "shared_memory": {"size": "1MiB"}}
+    async with served(model, upstream=upstream) as (server, gateway, client):
+        seen = _Seen(gateway, client)
+        await until(lambda: seen.memory["why_not"].startswith(why_not))
+        assert not model.managed
+        assert len(server.requests) == (dialect == "auto")
+
+
+async def test_server_that_lists_the_extension_gets_memory() -> None:
+    async with _seen(SharedMemoryModel(ELEMENTS), "auto") as seen:
+        await until(lambda: not seen.memory["why_not"])
+        assert await seen.call() == {"inputs": SHARED, "outputs": SHARED}
+
+
 async def test_memory_that_the_server_has_forgotten_is_so_once() -> None:
     model = SharedMemoryModel(ELEMENTS)
     async with _seen(model) as seen:
@@ -139,12 +168,12 @@ async def test_memory_of_a_call_whose_client_left_is_in_quarantine_until_the_ser
         async with seen.gateway.client() as client:
             await client.send(_request())
             await until(lambda: seen.memory["in_use"] == BYTES)
-            assert seen.memory == {"size": SIZE, "in_use": BYTES, "quarantined": 0, "why_not": ""}
+            assert seen.memory == {**SHARED_BYTES, "in_use": BYTES, "quarantined": 0}
         await until(lambda: seen.memory["quarantined"])
-        assert seen.memory == {"size": SIZE, "in_use": 0, "quarantined": BYTES, "why_not": ""}
+        assert seen.memory == {**SHARED_BYTES, "in_use": 0, "quarantined": BYTES}
         model.may_respond.set()
         await until(lambda: not seen.memory["quarantined"])
-        assert seen.memory == {"size": SIZE, **NONE, "why_not": ""}
+        assert seen.memory == {**SHARED_BYTES, **NONE}
 
 
 async def test_request_in_memory_goes_elsewhere_if_its_server_cannot_be_reached() -> None:

@@ -160,16 +160,6 @@ def test_server_that_is_restarted_gets_another_region(tmp_path: Path) -> None:
         assert call(client, pattern(3)) == 200
 
 
-def test_region_without_room_is_told_and_calls_take_the_socket(
-    server: TritonServer, tmp_path: Path
-) -> None:
-    too_much = {"size": "1TiB", "min_bytes": "128KiB"}
-    with gateway_before(tmp_path, server, shared_memory=too_much) as gateway:
-        assert "MiB are needed" in gateway.log
-        with Client(gateway.host, gateway.port) as client:
-            assert call(client, pattern(1)) == 200
-
-
 def test_demo_compares_the_ways_to_a_triton(server: TritonServer) -> None:
     out = io.StringIO()
     compare_ways(server.http_url, "image", (free_address(), free_address()), out, color=False)

@@ -115,7 +115,6 @@ def gateway_over_grpc(
         "upstreams": {
             "server": {
                 "endpoints": [endpoint],
-                "dialect": "triton",
                 "shared_memory": {"size": "16MiB", "min_bytes": "128KiB"},
                 **protocol,
                 **upstream,

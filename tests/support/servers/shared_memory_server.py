@@ -16,6 +16,8 @@ from tests.support.servers.scripted_server import Connection, ReceivedRequest
 _REGION, _OFFSET, _SIZE = (f"shared_memory_{each}" for each in ("region", "offset", "byte_size"))
 
 Fields = dict[str, Any]
+_EXTENSIONS = ["binary_tensor_data", "model_configuration", "schedule_policy", "sequence"]
+_EXTENSIONS += ["trace", "system_shared_memory"]
 
 
 class SharedMemoryModel:
@@ -42,13 +44,20 @@ class SharedMemoryModel:
             model[f"{kind.lower()}puts"] = [entry]
         self.metadata = http_response(json.dumps(model).encode())
         """The response that describes the model."""
+        self.itself: Fields = {"name": "triton", "version": "2.51.0", "extensions": _EXTENSIONS}
+        """What it says of itself."""
+        self.managed: list[str] = []
+        """The paths of all operations on regions."""
 
     async def __call__(self, connection: Connection) -> None:
         """Respond to each request."""
         while True:
             received = await connection.request()
             parts = received.head.target.strip("/").split("/")
-            if parts[1] == "systemsharedmemory":
+            if len(parts) == 1:
+                await connection.send(http_response(json.dumps(self.itself).encode()))
+            elif parts[1] == "systemsharedmemory":
+                self.managed.append(received.head.target)
                 response = self._manage(parts, received.body)
                 if parts[-1] == self.cut_after:
                     self.cut_after = ""
