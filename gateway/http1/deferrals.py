@@ -32,6 +32,12 @@ class BodyDeferrals:
         is_small = length is None or length <= _MAX_SMALL
         (self._small if is_small else self._large).add(entry)
 
+    def shorten(self, entry: TimeoutListener, length: int) -> None:
+        """Let an entry wait no longer than for a body of this length, which is known only now."""
+        if length > _MAX_SMALL:
+            self.remove(entry)
+            self._large.add(entry)
+
     def remove(self, entry: TimeoutListener) -> None:
         """Stop the time of an entry."""
         self._small.remove(entry)

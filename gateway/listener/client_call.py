@@ -171,11 +171,6 @@ class ClientCall(ABC):
         self._host.deferrals.add(self, None if self.placed is not None else self.expected_size)
         return True
 
-    def restart_deferral(self) -> None:
-        """Wait for as long as the size says that is known now."""
-        self._host.deferrals.remove(self)
-        self._host.deferrals.add(self, self.expected_size)
-
     def end_deferral(self) -> None:
         """Wait no longer."""
         if self.is_deferred:

@@ -222,10 +222,10 @@ class Http2Call(ClientCall):
     @property
     def _fits_in_window(self) -> bool:
         """Whether the whole body may be waited for, as far as is known."""
-        size = self.expected_size
+        size, received = self.expected_size, self._request_bytes
         if size is None:
-            return self._request_bytes <= _MAX_DEFERRED
-        return max(size, self._request_bytes) <= self.stream.session.buffers.account.window
+            return received <= _MAX_DEFERRED
+        return received <= size <= self.stream.session.buffers.account.window
 
     def count_received(self, data: bytes | memoryview) -> None:
         """Count a piece of the body, which may be the last one."""
@@ -244,7 +244,7 @@ class Http2Call(ClientCall):
         elif not self._fits_in_window:
             self.start_deferred_task()
         elif is_first:
-            self.restart_deferral()
+            self._host.deferrals.shorten(self, self.expected_size or 0)
 
     def respond(
         self,
@@ -269,9 +269,9 @@ class Http2Call(ClientCall):
         sent = 0
         if has_body:
             session = stream.session
-            record.response_bytes = len(body)
             if not session.write_blocked:
                 sent = session.http2.send_data(stream.stream, body, end_stream=not trailers)
+            record.response_bytes = sent
             stream.sending.receive(sent, self.reserved.progress)
             if sent < len(body) and not stream.stream.closed:
                 session.flush_soon(sent)
@@ -357,6 +357,7 @@ class Http2Call(ClientCall):
                     left -= len(piece)
                     async with asyncio.timeout(idle_timeout):
                         await stream.send(piece, not (left or trailers), is_counted=True)
+                    record.response_bytes += len(piece)
                 if trailers:
                     stream.send_headers(trailers, end_stream=True)
                 record.grpc_status = grpc_status

@@ -305,11 +305,17 @@ class Region:
                 self._add_gap(self.allocated, step)
                 self.allocated += step
             self.possible = self.size
+            self._peak = max(self._peak, self._wanted)  # for the next call of this size
         except OSError:
             self.possible = self.allocated
             raise
         finally:
             self._wanted = 0
+
+    def stop_growing(self) -> None:
+        """Allocate no more: no slice will be taken."""
+        self.on_full = None
+        self._wanted = 0
 
     async def shrink(self) -> None:
         """Give back half of the memory if slices since the last call took a quarter at most.
@@ -397,11 +403,20 @@ def _allocate(descriptor: int, start: int, size: int) -> None:
 
     Raises OSError if less than half of /dev/shm would stay free: the server needs some, too.
     """
+    _check_room(size)
+    os.posix_fallocate(descriptor, start, size)
+    try:
+        _check_room(0)  # others may have allocated at the same time
+    except OSError:
+        _cut(descriptor, start, os.fstat(descriptor).st_size)
+        raise
+
+
+def _check_room(size: int) -> None:
     found = os.statvfs(FOLDER)
     if found.f_bavail * found.f_frsize - size < found.f_blocks * found.f_frsize // 2:
         total = found.f_blocks * found.f_frsize // 2**20
         raise OSError(f"half of {FOLDER}, which has {total} MiB, has to stay free")
-    os.posix_fallocate(descriptor, start, size)
 
 
 def _cut(descriptor: int, end: int, size: int) -> None:

@@ -87,7 +87,7 @@ class Exchange(ReservedConnection):
     head_delay: float  # declared here, too: an attribute of a class that is not compiled is slow
 
     def __init__(self, deferrals: BodyDeferrals) -> None:
-        self._deferrals = deferrals
+        self.deferrals = deferrals
         self.receiver: ResponseReceiver | None = None
         """Whoever has yet to get the response, or an error."""
         self._sender: asyncio.Task[None] | None = None
@@ -113,18 +113,13 @@ class Exchange(ReservedConnection):
         self.held = head
         self._held_at = time.perf_counter()
         if not is_complete:
-            self._deferrals.add(self, None)
-
-    def restart_deferral(self, length: int) -> None:
-        """Hold it back for as long as the length says that is known now."""
-        self._deferrals.remove(self)
-        self._deferrals.add(self, length)
+            self.deferrals.add(self, None)
 
     def take_held(self) -> ResponseHead | None:
         """Hold the head back no longer; return it."""
         head, self.held = self.held, None
         if head is not None:
-            self._deferrals.remove(self)
+            self.deferrals.remove(self)
             self.head_delay = time.perf_counter() - self._held_at
         return head
 

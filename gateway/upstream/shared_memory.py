@@ -371,12 +371,18 @@ class SharedMemoryLane:
             return self._is_supported and len(self._old) < 2
         return not self._old and 2 * region.lost >= region.possible
 
+    def _is_useless(self) -> bool:
+        """Tell whether so much of the region is lost that the rest has room for no call."""
+        region = self._region
+        return region is not None and region.possible - region.lost < self.min_bytes
+
     async def _try_register(self) -> bool:
         try:
             region = await self._register()
         except (OSError, RuntimeError, GatewayError) as error:  # there may be no thread for it
             if isinstance(error, OSError):
-                self._retire()  # there is no room for two at a time
+                if self._is_useless():
+                    self._retire()  # there is no room for two at a time
                 self._clean_up()  # memory of the dead may be what there is no room for
             strerror = error.strerror if isinstance(error, OSError) else None
             # Without the name of a file or region, which is another one each time.
@@ -403,6 +409,7 @@ class SharedMemoryLane:
         region, self._region = self._region, None
         if region is None:
             return
+        region.stop_growing()
         self._old[region] = ending = asyncio.create_task(self._drop_unused(region))
 
         def forget(_: asyncio.Task[None]) -> None:
@@ -413,21 +420,28 @@ class SharedMemoryLane:
 
     async def _keep_sized(self) -> None:
         """Allocate more of the region when calls find no room in it, and less when few use it."""
-        told = ""
+        told, loop = "", asyncio.get_running_loop()
+        due = loop.time() + self._policy.shrink_interval
         while True:
             with suppress(TimeoutError):
-                async with asyncio.timeout(self._policy.shrink_interval):
+                async with asyncio.timeout_at(due):
                     await self._full.wait()
+            is_full, region = self._full.is_set(), self._region
+            self._full.clear()
+            is_due = loop.time() >= due
+            if is_due:
+                due = loop.time() + self._policy.shrink_interval
             try:
-                if self._region is not None:
-                    await (self._region.grow() if self._full.is_set() else self._region.shrink())
+                if region is not None and is_due:
+                    await region.shrink()
+                if region is not None and is_full:
+                    await region.grow()
             except (OSError, RuntimeError) as error:  # there may be no thread for it
                 if str(error) != told:
                     told = str(error)
                     _log.info("%s: shared memory stays as it is: %s", self._endpoint.url, told)
                 self._wake.set()  # the lost part may be half of it now
                 await asyncio.sleep(self._policy.retry_interval)
-            self._full.clear()
 
     async def _drop_unused(self, region: Region) -> None:
         """Unregister a region long after its last call, and unmap it.

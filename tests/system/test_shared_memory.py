@@ -336,6 +336,23 @@ async def grown_to(region: Region, size: int) -> None:
     taken(region, size * MIB).release()
 
 
+async def test_memory_that_a_call_made_it_allocate_waits_for_the_next_such_call() -> None:
+    with sparse_region() as region:
+        assert region.take(32 * MIB) is None
+        await region.grow()
+        await region.shrink()
+        taken(region, 32 * MIB).release()
+
+
+async def test_region_that_stops_growing_allocates_nothing_for_calls_that_found_no_room() -> None:
+    with sparse_region() as region:
+        assert region.take(32 * MIB) is None
+        region.stop_growing()
+        await region.grow()
+        assert region.allocated == START * MIB
+        assert region.take(32 * MIB) is None
+
+
 async def test_region_that_is_not_used_gives_back_all_but_its_start(folder: Path) -> None:
     with sparse_region() as region:
         await grown_to(region, 64)

@@ -174,9 +174,11 @@ async def lane_to(
 
 @asynccontextmanager
 async def registered(
-    server: Server, patience: float = 60, close_timeout: float = 5
+    server: Server, patience: float = 60, close_timeout: float = 5, retry_interval: float = 60
 ) -> AsyncIterator[SharedMemoryLane]:
-    async with lane_to(server, patience=patience, close_timeout=close_timeout) as lane:
+    async with lane_to(
+        server, patience=patience, close_timeout=close_timeout, retry_interval=retry_interval
+    ) as lane:
         await until(lambda: lane.size)
         yield lane
 
@@ -733,8 +735,11 @@ async def test_full_queue_of_the_server_itself_loses_nothing(server: Server) -> 
 async def test_region_makes_room_for_another_where_two_have_none(
     server: Server, folder: Path
 ) -> None:
-    async with registered(server, patience=0) as lane:
+    async with registered(server, patience=0, retry_interval=0.01) as lane:
         with moved_away(folder):
+            await lose(lane, server, SIZE // 2)
+            taken(lane, SIZE // 2).end_call()  # calls use the rest meanwhile
+            assert server.regions
             await lose(lane, server, SIZE // 2)
             await until(lambda: not server.regions)
             assert lane.take(1) is None

@@ -203,7 +203,7 @@ class BufferedCall:
         self._shared = shared
         if shared.take_inputs():
             for _ in shared.copy_inputs():
-                pass  # all at once: bodies of the fast path are small
+                pass  # all at once: bodies of the fast path fit into a time slice
         shared.take_outputs()
         if not shared.slices:
             return None

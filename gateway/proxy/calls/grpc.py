@@ -241,8 +241,8 @@ class GrpcHandler(InferHandler):
         if self._operation.version is not None and not destination.upstream.dialect.versioned_paths:
             return None
         message = memoryview(body)[PREFIX_SIZE:]
-        if len(message) > CONVERT_CHUNK and len(_without_contents(message)) == len(message):
-            return None  # to read typed contents takes several time slices
+        if len(message) > CONVERT_CHUNK and len(_without_contents(message)) > CONVERT_CHUNK:
+            return None  # to read so much takes several time slices
         sent = self._write(head, self._read(message, limits), destination)
         if sent is not None:
             sent.client_timeout = seconds

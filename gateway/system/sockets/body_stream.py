@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections import deque
 
+from gateway.sizes import CONVERT_CHUNK
 from gateway.system.buffers import NOTHING_RESERVED, BodyProgress, BufferShare, ReservedBytes
 
 _MIN_PIECE_COST = 64
@@ -109,9 +110,12 @@ class BodyStream:
         return bytes(piece) if isinstance(piece, bytearray) else piece
 
     def peek(self) -> bytes | memoryview:
-        """Return all that was received of the body, which can still be read."""
+        """Return all that was received of the body, which can still be read.
+
+        A large piece is not copied; a view of a small one would pin a slab that is much larger.
+        """
         pieces = self._pieces
-        if len(pieces) == 1:
+        if len(pieces) == 1 and len(pieces[0]) > CONVERT_CHUNK:
             piece = pieces[0]
             return bytes(piece) if isinstance(piece, bytearray) else piece
         return b"".join(pieces)

@@ -167,7 +167,7 @@ class Http2Exchange(Exchange):
         self._buffered: Sequence[bytes | memoryview] = ()
         self._streamed: AsyncIterable[bytes | memoryview] | None = None
         self._is_held = True
-        """Whether a small response is held back."""
+        """Whether a response is held back until it is complete."""
         self._received = 0
         """Bytes of it."""
         self._max_held = _MAX_COMPLETE
@@ -240,16 +240,23 @@ class Http2Exchange(Exchange):
         start = stream.start(PREFIX_SIZE)
         size = PREFIX_SIZE + int.from_bytes(start[1:], "big")
         if len(start) == PREFIX_SIZE and size > _MAX_COMPLETE:
-            self._max_held = size if size <= stream.session.buffers.account.window else 0
-            if self._max_held:
+            is_held = size <= stream.session.buffers.account.window and self._passes_untouched
+            self._max_held = size if is_held else 0
+            if is_held:
                 stream.open_window()
-                self.restart_deferral(size)
+                self.deferrals.shorten(self, size)
 
     def on_end(self) -> None:
         """Give the receiver the complete response; see StreamReceiver."""
         head, stream = self.take_held(), self._stream
         if head is not None and stream is not None:  # else it was handed over before
             self.complete(head, stream.peek(), stream.trailers)
+
+    @property
+    def _passes_untouched(self) -> bool:
+        """Whether the body is not converted: a large one is converted as it arrives."""
+        receiver, head = self.receiver, self.held
+        return receiver is not None and head is not None and receiver.passes_untouched(head)
 
     def _send(self, session: Http2ServerConnection) -> None:
         self._sends += 1
