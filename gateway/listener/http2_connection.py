@@ -38,6 +38,7 @@ from gateway.listener.messages import (
     with_request_id,
 )
 from gateway.observe.failure_log import REFUSAL_LOG
+from gateway.protocol.grpc.framing import first_message_size
 from gateway.proxy.admission.concurrency_limit import overload_error
 from gateway.proxy.errors import end_dropped_call, is_grpc_content
 from gateway.proxy.filters.forwarded_headers import Peer
@@ -64,8 +65,6 @@ _MAX_CACHED_HEADS: Final = 8
 _SENT_PIECE: Final = 64 * 1024
 """Bytes of the rest of a buffered response of which the client must read some in time."""
 
-_PREFIX_SIZE: Final = 5
-"""Bytes before a message of gRPC: whether it is compressed, and its length in four."""
 _UNSENT: Final = "unsent output"
 """The pauser of a connection whose client does not read while no memory is left."""
 
@@ -230,8 +229,8 @@ class Http2Call(ClientCall):
     def count_received(self, data: bytes | memoryview) -> None:
         """Count a piece of the body, which may be the last one."""
         is_first = not self._request_bytes
-        if is_first and len(data) >= _PREFIX_SIZE:
-            self._first_message_size = _PREFIX_SIZE + int.from_bytes(data[1:_PREFIX_SIZE], "big")
+        if is_first:
+            self._first_message_size = first_message_size(data)
         self._request_bytes += len(data)
         if self.head is None:
             return

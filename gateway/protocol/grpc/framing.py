@@ -107,6 +107,13 @@ class MessageReader:
         return self._words.malformed(f"{self._words.name} {text}")
 
 
+def first_message_size(start: bytes | memoryview) -> int:
+    """Return the bytes of the message that a body begins with, and its prefix; 0 without that."""
+    if len(start) < PREFIX_SIZE:
+        return 0
+    return PREFIX_SIZE + int.from_bytes(start[1:PREFIX_SIZE], "big")
+
+
 def is_one_message(start: bytes | memoryview, size: int) -> bool:
     """Tell whether a body of ``size`` bytes that begins with ``start`` is one complete message."""
     if len(start) < PREFIX_SIZE:

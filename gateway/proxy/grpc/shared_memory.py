@@ -20,7 +20,7 @@ from gateway.codec.grpc.shared_memory import (
 from gateway.codec.v2.shared_memory import RequestData, largest_output_size
 from gateway.errors import GatewayError
 from gateway.protocol.grpc import fields
-from gateway.protocol.grpc.framing import PREFIX_SIZE
+from gateway.protocol.grpc.framing import PREFIX_SIZE, first_message_size
 from gateway.protocol.grpc.headers import ACCEPT_ENCODING
 from gateway.protocol.grpc.model_scanner import ModelScanner
 from gateway.protocol.grpc.wire import Buffer, WireError, bytes_field
@@ -81,7 +81,7 @@ async def share_streamed(
     policy = destination.upstream.shared_memory
     if shared is None or policy is None or shared.input_size >= policy.min_bytes:
         return whole, shared
-    size, limits = _message_size(start), destination.limits
+    size, limits = first_message_size(start) - PREFIX_SIZE, destination.limits
     if size > min(limits.max_buffered_body_bytes, destination.memory_budget.buffers.free):
         return whole, None
     reservation.grow(size)
@@ -96,7 +96,7 @@ def _find_contents(start: bytes, operation: Operation, destination: Destination)
     """
     if len(start) < PREFIX_SIZE:
         return None
-    if start[0] or not _may_share(_message_size(start), operation, destination):
+    if start[0] or not _may_share(first_message_size(start) - PREFIX_SIZE, operation, destination):
         return 0
     try:
         position = find_contents(start[PREFIX_SIZE : PREFIX_SIZE + MAX_START])
@@ -119,10 +119,6 @@ def _may_share(size: int, operation: Operation, destination: Destination) -> boo
     return model is not None and largest_output_size(model, size) >= policy.min_bytes
 
 
-def _message_size(start: bytes) -> int:
-    return int.from_bytes(start[1:PREFIX_SIZE], "big")
-
-
 def _read_start(
     body_start: bytes, operation: Operation, destination: Destination
 ) -> tuple[InferRequest, bytes, bytes] | None:
@@ -130,7 +126,11 @@ def _read_start(
 
     None if it does not go through shared memory.
     """
-    start, size, limits = body_start[PREFIX_SIZE:], _message_size(body_start), destination.limits
+    start, size, limits = (
+        body_start[PREFIX_SIZE:],
+        first_message_size(body_start) - PREFIX_SIZE,
+        destination.limits,
+    )
     caps = limits.max_inference_header_bytes, limits.max_tensors
     try:
         for ending in _endings(start, operation):

@@ -10,7 +10,7 @@ from multidict import CIMultiDict, CIMultiDictProxy
 from gateway.errors import ErrorKind, GatewayError
 from gateway.http1.head import MAX_CACHED_HEAD, HeadParser, MalformedError, ResponseHead
 from gateway.http2.hpack import Header, HeaderList
-from gateway.protocol.grpc.framing import PREFIX_SIZE
+from gateway.protocol.grpc.framing import PREFIX_SIZE, first_message_size
 from gateway.sizes import CACHED_HEADS, CACHED_LINES
 from gateway.system.bounded_cache import BoundedCache, cached
 from gateway.system.sockets.body_stream import BodyStream
@@ -237,9 +237,8 @@ class Http2Exchange(Exchange):
 
     def _expect(self, stream: ServerStream) -> None:
         """Wait for a body that fits into a window: gRPC tells the size that it begins with."""
-        start = stream.start(PREFIX_SIZE)
-        size = PREFIX_SIZE + int.from_bytes(start[1:], "big")
-        if len(start) == PREFIX_SIZE and size > _MAX_COMPLETE:
+        size = first_message_size(stream.start(PREFIX_SIZE))
+        if size > _MAX_COMPLETE:
             is_held = size <= stream.session.buffers.account.window and self._passes_untouched
             self._max_held = size if is_held else 0
             if is_held:

@@ -10,7 +10,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -184,6 +184,14 @@ def free_bytes(prefix: tuple[str, ...]) -> int:
     return int(blocks) * int(size)
 
 
+def gateway_within(
+    prefix: tuple[str, ...], folder: Path, server: TritonServer
+) -> AbstractContextManager[Gateway]:
+    """Run a gateway after that command, which tries again soon."""
+    command = (*prefix, *shrinking_each(60, retry_interval=0.1))
+    return gateway_before(folder, server, command=command, shared_memory=SIZE)
+
+
 def lines_about(gateway: Gateway, text: str) -> list[str]:
     return [line for line in gateway.log.splitlines() if text in line]
 
@@ -192,12 +200,7 @@ def test_half_of_little_shared_memory_is_left_to_triton(tmp_path: Path) -> None:
     with (
         small_shared_memory() as within,
         _TritonWithin(within) as server,
-        gateway_before(
-            tmp_path,
-            server,
-            command=(*within, *shrinking_each(60, retry_interval=0.1)),
-            shared_memory=SIZE,
-        ) as gateway,
+        gateway_within(within, tmp_path, server) as gateway,
         load_on(gateway, clients=4, batch=10) as load,
     ):
         load.until_calls(40)
@@ -216,12 +219,7 @@ def test_full_shared_memory_is_told_once_and_calls_take_the_socket(tmp_path: Pat
         small_shared_memory() as within,
         _TritonWithin(within) as server,
         filled(within, 40),
-        gateway_before(
-            tmp_path,
-            server,
-            command=(*within, *shrinking_each(60, retry_interval=0.1)),
-            shared_memory=SIZE,
-        ) as gateway,
+        gateway_within(within, tmp_path, server) as gateway,
         Client(gateway.host, gateway.port) as client,
     ):
         for number in range(20):
@@ -240,12 +238,7 @@ def test_triton_with_shared_memory_of_its_own_is_told_once_and_calls_take_the_so
 ) -> None:
     with (
         small_shared_memory() as within,
-        gateway_before(
-            tmp_path,
-            server,
-            command=(*within, *shrinking_each(60, retry_interval=0.1)),
-            shared_memory=SIZE,
-        ) as gateway,
+        gateway_within(within, tmp_path, server) as gateway,
         load_on(gateway) as load,
     ):
         load.until_calls(100)  # in which it tries again, each 0.1 s
