@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from enum import Enum
+from typing import Final
 
 
 class Nonfinite(Enum):
@@ -16,7 +17,7 @@ class Nonfinite(Enum):
     STRING = "string"
 
 
-NONFINITE_CODES = {each: code for code, each in enumerate(Nonfinite)}
+NONFINITE_CODES: Final = {each: code for code, each in enumerate(Nonfinite)}
 """The codes that the C module knows: encode_numbers.h."""
 
 
@@ -51,4 +52,4 @@ class JsonPolicies:
         return self.bytes_encoding is BytesEncoding.BASE64 or output in self.as_base64
 
 
-DEFAULT_POLICIES = JsonPolicies()
+DEFAULT_POLICIES: Final = JsonPolicies()

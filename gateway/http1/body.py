@@ -3,26 +3,27 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import Final
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
 
 from gateway.http1.head import MalformedError
 
-_MIN_OVERHEAD = 64 * 1024
+_MIN_OVERHEAD: Final = 64 * 1024
 """Bytes of chunk sizes, extensions and trailers that every chunked body may have."""
-_MAX_OVERHEAD_RATIO = 16
+_MAX_OVERHEAD_RATIO: Final = 16
 """Bytes of them that a chunked body may have for each of its data bytes."""
 
-_PARSE_SIZE = 16 * 1024
+_PARSE_SIZE: Final = 16 * 1024
 """Bytes for one call of the parser."""
-_MAX_PIECES = 2048
+_MAX_PIECES: Final = 2048
 """A call of ``feed`` stops after so many pieces, and those of one parser call: about 1 ms."""
 
-_MAX_EMPTY_LINES = 64
+_MAX_EMPTY_LINES: Final = 64
 """Bytes of empty lines after a body that are dropped with it; HeadReader drops any others."""
 
-_EMPTY_LINE = b"\r\n\r\n"
-_CHUNKED_REQUEST = b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n"
+_EMPTY_LINE: Final = b"\r\n\r\n"
+_CHUNKED_REQUEST: Final = b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n"
 
 
 class BodyDecoder(ABC):
@@ -142,4 +143,4 @@ def frame_chunk(data: bytes | memoryview) -> tuple[bytes, bytes | memoryview, by
     return b"%x\r\n" % len(data), data, b"\r\n"
 
 
-LAST_CHUNK = b"0\r\n\r\n"
+LAST_CHUNK: Final = b"0\r\n\r\n"

@@ -9,10 +9,10 @@ from gateway.system.buffers import MAX_WINDOW, NOTHING_RESERVED, BufferShare, Re
 from gateway.system.sockets.body_stream import BodyStream
 from gateway.system.sockets.connection import Connection, ReadFlow
 
-_SMALL_PIECE = 4 * 1024
+_SMALL_PIECE: Final = 4 * 1024
 """A piece of a body of at most so many bytes is written together with the next one."""
 
-HEAD_COPIES = 5
+HEAD_COPIES: Final = 5
 """Copies of a head in memory during a call: in lines, joined, in names and values, and as sent."""
 
 

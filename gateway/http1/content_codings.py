@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from typing import Final
 
 from multidict import MultiMapping
 
 from gateway.errors import ErrorKind, GatewayError
 from gateway.sizes import QUOTED_NAME
 
-CODINGS = ("gzip", "deflate")
+CODINGS: Final = ("gzip", "deflate")
 """The supported content codings; RFC 9110, section 8.4.1."""
 
-_MAX_ELEMENTS = 32
+_MAX_ELEMENTS: Final = 32
 """Elements of an Accept-Encoding that count."""
 
 # RFC 9110, section 12.4.2.
-_WEIGHT = re.compile(r"[qQ]=(0(?:\.[0-9]{0,3})?|1(?:\.0{0,3})?)")
+_WEIGHT: Final = re.compile(r"[qQ]=(0(?:\.[0-9]{0,3})?|1(?:\.0{0,3})?)")
 
 
 def is_encoded(headers: MultiMapping[str]) -> bool:

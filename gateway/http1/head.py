@@ -14,10 +14,10 @@ from multidict import CIMultiDict, CIMultiDictProxy
 from gateway.sizes import CACHED_LINES, QUOTED_NAME
 from gateway.system.bounded_cache import BoundedCache
 
-MAX_HEAD = 64 * 1024
+MAX_HEAD: Final = 64 * 1024
 """Maximum bytes of a head."""
 
-MAX_CACHED_HEAD = 2048
+MAX_CACHED_HEAD: Final = 2048
 """Maximum bytes of a cached head."""
 
 _MAX_HEADERS: Final = 128
@@ -40,30 +40,30 @@ _MAX_LENGTH_DIGITS: Final = 20
 _MAX_LENGTH: Final = 2**64 - 1
 """Maximum Content-Length: larger ones overflow in other servers."""
 
-METHODS = frozenset(
+METHODS: Final = frozenset(
     b"ACL BIND CHECKOUT CONNECT COPY DELETE GET HEAD LINK LOCK M-SEARCH MERGE MKACTIVITY MKCALENDAR"
     b" MKCOL MOVE NOTIFY OPTIONS PATCH POST PROPFIND PROPPATCH PURGE PUT QUERY REBIND REPORT SEARCH"
     b" SOURCE SUBSCRIBE TRACE UNBIND UNLINK UNLOCK UNSUBSCRIBE".split()
 )
 """The known methods: those of Node.js. Another first word is most likely another protocol."""
 
-ABSOLUTE_FORM = re.compile(r"https?://([^/?#]*)", re.IGNORECASE)
+ABSOLUTE_FORM: Final = re.compile(r"https?://([^/?#]*)", re.IGNORECASE)
 """The start of a request target in absolute form: RFC 9112, section 3.2.2."""
 
 STATUSES_WITHOUT_BODY: Final = (204, 304)
 """Their responses have no body, whatever their headers say: RFC 9112, section 6.3."""
 
 # RFC 9110, section 5.6.2.
-_TOKEN = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_TOKEN: Final = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 # RFC 9110, section 5.5: all but a tab. A value never spans lines: RFC 9112, section 5.2.
-_CONTROLS = bytes([*range(9), *range(10, 32), 127])
+_CONTROLS: Final = bytes([*range(9), *range(10, 32), 127])
 # A path or *, or a URL whose authority has only characters of RFC 3986, section 3.2.
-_TARGET = rb"[/*][!-~]*|[A-Za-z]+://(?:@?[A-Za-z0-9._~!$&'()*+,;=:%\[\]-])*@?(?:[/?][!-~]*)?"
-_REQUEST_LINE = re.compile(rb"([A-Z-]+) +(%s) +HTTP/1\.([01])\r" % _TARGET)
-_STATUS_LINE = re.compile(rb"HTTP/1\.([01]) ([1-9][0-9]{2})(?: ([\t -~\x80-\xff]*))?\r")
-_OTHER_VERSION = re.compile(rb"\bHTTP/(?!1\.[01](?![0-9.]))[0-9]")
+_TARGET: Final = rb"[/*][!-~]*|[A-Za-z]+://(?:@?[A-Za-z0-9._~!$&'()*+,;=:%\[\]-])*@?(?:[/?][!-~]*)?"
+_REQUEST_LINE: Final = re.compile(rb"([A-Z-]+) +(%s) +HTTP/1\.([01])\r" % _TARGET)
+_STATUS_LINE: Final = re.compile(rb"HTTP/1\.([01]) ([1-9][0-9]{2})(?: ([\t -~\x80-\xff]*))?\r")
+_OTHER_VERSION: Final = re.compile(rb"\bHTTP/(?!1\.[01](?![0-9.]))[0-9]")
 # RFC 3986, section 3.2: a host and a port. RFC 9110, section 4.2.4, forbids user names.
-_AUTHORITY = re.compile(
+_AUTHORITY: Final = re.compile(
     r"(?:\[[0-9A-Za-z:.]+\]|[A-Za-z0-9._~!$&'()*+,;=%-]*)(?::[0-9]*)?", re.ASCII
 )
 
@@ -82,13 +82,13 @@ _CLOSE: Final = 5
 _KEEP_ALIVE: Final = 6
 _KEEP_ALIVE_TIMEOUT: Final = 7
 
-_NO_CRLF = "a line that does not end with CRLF"
-_TWO_FRAMINGS = "Content-Length beside Transfer-Encoding"
+_NO_CRLF: Final = "a line that does not end with CRLF"
+_TWO_FRAMINGS: Final = "Content-Length beside Transfer-Encoding"
 
-_FRAMING_NAMES = ("host", "content-length", "transfer-encoding", "connection", "keep-alive")
+_FRAMING_NAMES: Final = ("host", "content-length", "transfer-encoding", "connection", "keep-alive")
 
 # Not of an RFC, but Node.js, Apache and nginx send it: "timeout=5, max=100".
-_TIMEOUT_PARAMETER = re.compile(r"(?:^|[,;\s])timeout\s*=\s*\"?([0-9]{1,9})", re.IGNORECASE)
+_TIMEOUT_PARAMETER: Final = re.compile(r"(?:^|[,;\s])timeout\s*=\s*\"?([0-9]{1,9})", re.IGNORECASE)
 
 
 class MalformedError(ValueError):

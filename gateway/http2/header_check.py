@@ -10,17 +10,17 @@ from gateway.http2.hpack import Header
 from gateway.sizes import CACHED_LINES, QUOTED_NAME
 from gateway.system.bounded_cache import BoundedCache
 
-_NAME = re.compile(rb"[!#$%&'*+.^_`|~0-9a-z-]+")
-_UPPERCASE = re.compile(rb"[A-Z]")
+_NAME: Final = re.compile(rb"[!#$%&'*+.^_`|~0-9a-z-]+")
+_UPPERCASE: Final = re.compile(rb"[A-Z]")
 # Section 8.2.1, and RFC 9110, section 5.5: control characters have no place in any field.
-_VALUE = re.compile(rb"(?:[!-~\x80-\xff](?:[\t -~\x80-\xff]*[!-~\x80-\xff])?)?")
+_VALUE: Final = re.compile(rb"(?:[!-~\x80-\xff](?:[\t -~\x80-\xff]*[!-~\x80-\xff])?)?")
 # What becomes of these in HTTP/1.1 must not be another request: section 10.3.
-_METHOD = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
-_SCHEME = re.compile(rb"[A-Za-z][A-Za-z0-9+.-]*")
-_PATH = re.compile(rb"/[!-~]*|\*")
-_STATUS = re.compile(rb"[1-9][0-9]{2}")
+_METHOD: Final = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_SCHEME: Final = re.compile(rb"[A-Za-z][A-Za-z0-9+.-]*")
+_PATH: Final = re.compile(rb"/[!-~]*|\*")
+_STATUS: Final = re.compile(rb"[1-9][0-9]{2}")
 # RFC 3986, section 3.2: a host and a port; section 8.3.1 forbids user names.
-_AUTHORITY = re.compile(rb"(?:\[[0-9A-Za-z:.]+\]|[A-Za-z0-9._~!$&'()*+,;=%-]*)(?::[0-9]*)?")
+_AUTHORITY: Final = re.compile(rb"(?:\[[0-9A-Za-z:.]+\]|[A-Za-z0-9._~!$&'()*+,;=%-]*)(?::[0-9]*)?")
 
 CONNECTION_SPECIFIC: Final = frozenset(
     (b"connection", b"proxy-connection", b"keep-alive", b"transfer-encoding", b"upgrade")

@@ -7,6 +7,7 @@ import logging
 import time
 from abc import abstractmethod
 from collections.abc import Callable
+from typing import Final
 
 from gateway.http2 import events, frames
 from gateway.http2.connection import Http2Connection
@@ -18,20 +19,20 @@ from gateway.system.hangups import HangupWatch
 from gateway.system.sockets.body_stream import BodyStream
 from gateway.system.sockets.connection import MAX_COALESCED_WRITE, Connection
 
-STREAM_WINDOW = 64 * 1024
+STREAM_WINDOW: Final = 64 * 1024
 """Initial window of a stream. It grows to that of ``BufferAccount`` once its body is read."""
-CONNECTION_WINDOW = 16 * 1024 * 1024
+CONNECTION_WINDOW: Final = 16 * 1024 * 1024
 """So many bytes of all streams may wait to be read: a stream that waits does not stop others."""
-MAX_RECEIVED_FRAME = 4 * 1024 * 1024
+MAX_RECEIVED_FRAME: Final = 4 * 1024 * 1024
 """Received frames may be so large, as they are not buffered."""
 
-_MAX_PART = 256 * 1024
+_MAX_PART: Final = 256 * 1024
 """Bytes of one stream that are sent before other streams of the connection get their turn. What
 waits to be sent is less than ``_MAX_UNSENT``."""
-_MAX_UNSENT = 4 * 1024 * 1024
+_MAX_UNSENT: Final = 4 * 1024 * 1024
 """Bytes that may wait for a peer that does not read, with what it made the gateway send."""
 
-_TIME_SLICE = "time slice"
+_TIME_SLICE: Final = "time slice"
 """The pauser of a session that waits for its next time slice."""
 
 _log = logging.getLogger("tensorgate.http2")

@@ -7,6 +7,7 @@ import logging
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
+from typing import Final
 
 from gateway.errors import GatewayError, strip_tracebacks
 from gateway.http1.deferrals import BodyDeferrals
@@ -45,9 +46,9 @@ from gateway.system.buffers import BufferAccount, ReservedBytes
 from gateway.system.hangups import HangupWatch
 from gateway.system.sockets.body_stream import BodyStream
 
-_MAX_IDLE_CHECK_INTERVAL = 5.0
+_MAX_IDLE_CHECK_INTERVAL: Final = 5.0
 """Maximum seconds between two checks for idle connections."""
-_NO_RECORD = CallRecord("", "")
+_NO_RECORD: Final = CallRecord("", "")
 
 _log = logging.getLogger("tensorgate.listener")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from typing import Final
 
 from gateway.errors import ErrorKind, GatewayError, bad_request
 from gateway.http1.body import BodyDecoder, ChunkedDecoder, LengthDecoder
@@ -43,7 +44,7 @@ from gateway.proxy.interfaces import FieldLines, ResponseTemplate
 from gateway.system.buffers import NO_ROOM, NOTHING_RESERVED, ReservedBytes
 from gateway.system.tls_transport import ALPN_PROTOCOL
 
-_MIN_PREFACE = len(b"PRI")
+_MIN_PREFACE: Final = len(b"PRI")
 """Bytes of the preface of HTTP/2 after which no method of HTTP/1.1 begins like it."""
 
 _log = logging.getLogger("tensorgate.listener")

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 from gateway.errors import RETRY_AFTER, ErrorKind, GatewayError
 from gateway.system.buffers import NO_ROOM, Body
 
-CLIENT_CLOSED = "the client closed the connection"
+CLIENT_CLOSED: Final = "the client closed the connection"
 
 
 def stalled_body_error() -> GatewayError:

@@ -37,10 +37,10 @@ from gateway.proxy.interfaces import (
 )
 from gateway.system.sockets.body_stream import BodyStream
 
-_SERVER_NAME = "tensorgate"
-_REQUEST_ID_LINE = f"{REQUEST_ID}: ".encode()
-_PHRASES = {status.value: status.phrase for status in HTTPStatus}
-CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+_SERVER_NAME: Final = "tensorgate"
+_REQUEST_ID_LINE: Final = f"{REQUEST_ID}: ".encode()
+_PHRASES: Final = {status.value: status.phrase for status in HTTPStatus}
+CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
 class ListenerRequest(ClientRequest):

@@ -7,6 +7,7 @@ import logging
 import socket
 from collections.abc import Callable
 from contextlib import suppress
+from typing import Final
 
 from gateway.listener.accept import AcceptingSockets
 from gateway.listener.client_call import RequestDispatcher, RequestHandler
@@ -21,12 +22,12 @@ from gateway.proxy.filters.forwarded_headers import ForwardedPolicy
 from gateway.proxy.filters.trace_sampling import TraceSampler
 from gateway.system.buffers import BufferAccount
 
-_CANCEL_TIMEOUT = 0.05
+_CANCEL_TIMEOUT: Final = 0.05
 """Seconds for cancelled calls to end."""
-_CLOSE_TIMEOUT = 1.0
+_CLOSE_TIMEOUT: Final = 1.0
 """Seconds for HTTP/2 clients to read how their calls ended, and to close."""
-_DRAIN_TIMEOUT = "the gateway stopped before the call ended (limits.drain_timeout)"
-_DRAIN_POLL_INTERVAL = 0.01
+_DRAIN_TIMEOUT: Final = "the gateway stopped before the call ended (limits.drain_timeout)"
+_DRAIN_POLL_INTERVAL: Final = 0.01
 """Seconds between two checks while draining."""
 
 _log = logging.getLogger("tensorgate.listener")

@@ -16,14 +16,14 @@ from gateway.errors import escape_for_log, replace_surrogates, shorten
 from gateway.observe.call_record import CallRecord
 from gateway.observe.log_writer import LogWriter
 
-_MILLISECONDS = [f"{number:03}" for number in range(1000)]
+_MILLISECONDS: Final = [f"{number:03}" for number in range(1000)]
 _MAX_TEXT, _MIN_TEXT = 500, 10
 """Characters of a text that are logged; the fewest are for texts that grow much when escaped."""
-_TARGET_FACTOR = 4
+_TARGET_FACTOR: Final = 4
 """How many times longer a target may be."""
-_MAX_LINE = PIPE_BUF - 1
+_MAX_LINE: Final = PIPE_BUF - 1
 """Bytes of a line: what several workers write to a pipe at the same time is not mixed."""
-_FIRST_ERROR_STATUS = 400
+_FIRST_ERROR_STATUS: Final = 400
 
 LineFormat = Callable[[CallRecord, str, int], str]
 """Writes the line of a call, without its end; from the time, and the most characters of a text."""
@@ -79,7 +79,7 @@ FIELDS: Mapping[str, Callable[[CallRecord, int], str | int | float]] = {
 }
 """What a line of JSON or of a template may show of a call, beside its time; texts are cut."""
 
-_FIELD = re.compile(r"\{([^{}]*)\}")
+_FIELD: Final = re.compile(r"\{([^{}]*)\}")
 
 
 def write_text(record: CallRecord, at: str, most: int) -> str:

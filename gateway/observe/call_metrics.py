@@ -10,7 +10,7 @@ from gateway.observe.call_record import INFERENCE, NO_LABELS, AttemptRecord, Cal
 from gateway.observe.metric_cells import Counter, FineBuckets
 from gateway.observe.metric_store import OTHER, Labels, MetricStore, MetricWriter
 
-MAX_MODELS = 100
+MAX_MODELS: Final = 100
 """Models with numbers of their own; all further ones count as ``other``."""
 
 _FINE: Final = FineBuckets(families.BUCKETS)
@@ -18,27 +18,27 @@ _FINE: Final = FineBuckets(families.BUCKETS)
 Exemplar = tuple[tuple[str, ...], str, float, float]
 """The label values and the bound of a bucket of DURATION, trace id, seconds, and Unix time."""
 
-_MAX_EXEMPLARS = 200
-_EXEMPLAR_INTERVAL = 0.1
+_MAX_EXEMPLARS: Final = 200
+_EXEMPLAR_INTERVAL: Final = 0.1
 """Seconds between two looks for the trace id of a call in the same bucket."""
-_BOUNDS = (*map(str, families.BUCKETS), "+Inf")
+_BOUNDS: Final = (*map(str, families.BUCKETS), "+Inf")
 """The buckets of DURATION as Prometheus names them."""
-_MODEL = families.CALL_LABELS.index("model")
-_OPERATION = families.CALL_LABELS.index("operation")
+_MODEL: Final = families.CALL_LABELS.index("model")
+_OPERATION: Final = families.CALL_LABELS.index("operation")
 
-_CACHED_ENDPOINTS = 2048
-_MAX_MODELS_OF_ENDPOINTS = 500
+_CACHED_ENDPOINTS: Final = 2048
+_MAX_MODELS_OF_ENDPOINTS: Final = 500
 """Models at endpoints whose latency is measured apart; any further ones of an endpoint together."""
-_SERVER_ERROR = 500
-_OPERATIONS_OF_MODELS = ("infer", "generate", "metadata")
+_SERVER_ERROR: Final = 500
+_OPERATIONS_OF_MODELS: Final = ("infer", "generate", "metadata")
 """The operations whose success shows that there is such a model."""
-_CALLS_FOR_LABEL = 50
+_CALLS_FOR_LABEL: Final = 50
 """Successful calls of a model in a worker until it gets one of the second half of the labels."""
-_MAX_UNLABELLED = 1000
+_MAX_UNLABELLED: Final = 1000
 """Models without a label whose calls are counted for that."""
-_LOOK_INTERVAL = 1.0
+_LOOK_INTERVAL: Final = 1.0
 """Seconds between two looks at the models of other workers."""
-_ABORTED = "aborted"
+_ABORTED: Final = "aborted"
 """The kind of the error, and the status, of calls whose clients got no response."""
 
 

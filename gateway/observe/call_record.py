@@ -32,7 +32,7 @@ class CallLabels:
     """The form of an infer request: json, binary, raw or v1; grpc for any call over gRPC."""
 
 
-NO_LABELS = CallLabels()
+NO_LABELS: Final = CallLabels()
 """Of a call that was refused before its route was found."""
 
 

@@ -24,16 +24,18 @@ MAX_ATTEMPTS: Final = 32
 """Attempts of a call that get spans: a stream may have any number of them."""
 
 # Section 3.2.2: version, trace id, parent id, flags. Only later versions may have more.
-_TRACEPARENT = re.compile(
+_TRACEPARENT: Final = re.compile(
     r"(?!ff)([0-9a-f]{2})-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-([0-9a-f]{2})(-.*)?"
 )
-_VERSION = "00"
-_SAMPLED = 0x01
+_VERSION: Final = "00"
+_SAMPLED: Final = 0x01
 # Section 3.3.1.3.
-_STATE_KEY = r"(?:[a-z][a-z0-9_*/-]{0,255}|[a-z0-9][a-z0-9_*/-]{0,240}@[a-z][a-z0-9_*/-]{0,13})"
-_STATE_VALUE = r"[ -+\--<>-~]{0,255}[!-+\--<>-~]"
-_STATE_MEMBER = re.compile(f"{_STATE_KEY}={_STATE_VALUE}")
-_MAX_MEMBERS = 32
+_STATE_KEY: Final = (
+    r"(?:[a-z][a-z0-9_*/-]{0,255}|[a-z0-9][a-z0-9_*/-]{0,240}@[a-z][a-z0-9_*/-]{0,13})"
+)
+_STATE_VALUE: Final = r"[ -+\--<>-~]{0,255}[!-+\--<>-~]"
+_STATE_MEMBER: Final = re.compile(f"{_STATE_KEY}={_STATE_VALUE}")
+_MAX_MEMBERS: Final = 32
 
 ABORTED: Final = "aborted"
 """The kind of the error of an attempt that was cut off, as its client left, for example."""

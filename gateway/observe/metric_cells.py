@@ -70,11 +70,11 @@ class Histogram:
         self._words[0] = total
 
 
-PRECISION = 0.02
+PRECISION: Final = 0.02
 """How far the middle of a fine bucket is from each of its values, at most, as a share of them."""
-_PARTS_OF_FIRST = 25
+_PARTS_OF_FIRST: Final = 25
 """It begins at 0, where a share is nothing: its parts are of equal width."""
-_CELLS_OF_PART = 4
+_CELLS_OF_PART: Final = 4
 """Of the narrowest part. With more, parts come nearer to the width that they may have."""
 
 

@@ -11,20 +11,20 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 from gateway.observe.access_log import FIELDS, encode_values, milliseconds
 from gateway.observe.call_record import CallRecord
 
 MAX_ORDINARY, MAX_FAILED, MAX_SLOW = 40, 40, 5
 """Calls of each sort that are described in a second: the last ones, and the slowest."""
-MAX_LONG = 5
+MAX_LONG: Final = 5
 """Calls with long texts that are described in a second: the first ones, and the first that fail."""
-_MAX_TEXT = 300
+_MAX_TEXT: Final = 300
 """Characters of a text."""
-_MAX_HEAD = 8192
+_MAX_HEAD: Final = 8192
 """Bytes of a record's texts that are held until it is described."""
-_FIRST_ERROR_STATUS = 400
+_FIRST_ERROR_STATUS: Final = 400
 
 AppendRecord = Callable[[bytes], object]
 """Appends a description to a ring."""

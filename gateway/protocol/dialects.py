@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Final
 
 from gateway.protocol.grpc.methods import INFERENCE_SERVICE, TORCHSERVE_SERVICE
 from gateway.protocol.operations import model_path
@@ -106,7 +107,7 @@ class Dialect:
 # model: a version's path is 404. Its HTTP parser accepts 8,191 bytes of a part. It counts a byte of
 # the target twice at the end of each read, every 4 KiB and between segments: 15 reads are spare.
 # Up to 2.58 it dies at times if a call is cancelled while it responds: see dialect_detection.py.
-TRITON = Dialect(
+TRITON: Final = Dialect(
     "triton",
     honors_output_encoding=True,
     has_config=True,
@@ -118,7 +119,7 @@ TRITON = Dialect(
 )
 # KServe takes binary tensors but does not list them in `GET /v2`. Its models may respond in JSON.
 # For 150,528 FP32 there and back it needs 30 ms to 55 ms in binary form over HTTP, 4 ms over gRPC.
-KSERVE = Dialect(
+KSERVE: Final = Dialect(
     "kserve",
     versioned_paths=False,
     requires_json_type=True,
@@ -128,24 +129,26 @@ KSERVE = Dialect(
 )
 # OpenVINO ignores `binary_data_output`. Of the listed outputs, only the last one is binary. An
 # unknown path is a 400.
-OPENVINO = Dialect("openvino", binary_only_if_listed=True, has_model_list=False)
+OPENVINO: Final = Dialect("openvino", binary_only_if_listed=True, has_model_list=False)
 # Any server that lists the binary extension under a name that is not known.
-BINARY = Dialect("binary", requires_json_type=True)
+BINARY: Final = Dialect("binary", requires_json_type=True)
 # Any server that does not show that it takes binary tensors.
 JSON = Dialect("json", binary=False, requires_json_type=True, faster_over_grpc=True)
 # It streams bare ModelInferResponse messages, of which Triton's clients take names for errors. Of
 # tensors that have raw and typed contents it takes one, and it answers INTERNAL if data and shape
 # do not fit, as KServe does.
-MLSERVER = replace(JSON, grpc=GrpcForm(wraps_streamed=False, checks_tensors=False))
+MLSERVER: Final = replace(JSON, grpc=GrpcForm(wraps_streamed=False, checks_tensors=False))
 # TorchServe has six methods over gRPC, in a package of its own, and reads no raw contents.
-TORCHSERVE = Dialect(
+TORCHSERVE: Final = Dialect(
     "torchserve",
     binary=False,
     requires_json_type=True,
     grpc=GrpcForm(TORCHSERVE_SERVICE, takes_raw=False),
 )
 
-DIALECTS = {dialect.name: dialect for dialect in (TRITON, KSERVE, OPENVINO, TORCHSERVE, JSON)}
+DIALECTS: Final = {
+    dialect.name: dialect for dialect in (TRITON, KSERVE, OPENVINO, TORCHSERVE, JSON)
+}
 """The dialects that settings can name; others are detected from a server's metadata."""
 
 

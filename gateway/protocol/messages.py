@@ -108,8 +108,8 @@ class OutputEncoding:
         return not self.binary_by_default
 
 
-ALL_BINARY = OutputEncoding(binary_by_default=True, binary_by_output={})
-ALL_JSON = OutputEncoding(binary_by_default=False, binary_by_output={})
+ALL_BINARY: Final = OutputEncoding(binary_by_default=True, binary_by_output={})
+ALL_JSON: Final = OutputEncoding(binary_by_default=False, binary_by_output={})
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +129,7 @@ class RequestFeatures:
         return not self.classified_outputs and not self.error
 
 
-PLAIN = RequestFeatures()
+PLAIN: Final = RequestFeatures()
 
 
 def may_name_sequence(text: bytes) -> bool:

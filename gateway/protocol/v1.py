@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import Any
+from typing import Any, Final
 
 import orjson
 
@@ -18,26 +18,26 @@ from gateway.protocol.error_vocabulary import RESPONSE, Tensor
 from gateway.protocol.json_errors import describe_value, quote_value
 from gateway.protocol.tensors import ModelMetadata, TensorSpec
 
-MODELS_PATH = "/v1/models"
+MODELS_PATH: Final = "/v1/models"
 """KServe's list of models."""
 
-BASE64_KEY = "b64"
+BASE64_KEY: Final = "b64"
 """The only key of an object that encodes an element in base64."""
 
-OTHER_FIELDS = ("signature_name", "parameters")
+OTHER_FIELDS: Final = ("signature_name", "parameters")
 """The fields of a request that count, besides its tensors."""
 
-_BINARY_SUFFIX = "_bytes"
+_BINARY_SUFFIX: Final = "_bytes"
 
-V1_RESPONSE = replace(
+V1_RESPONSE: Final = replace(
     RESPONSE,
     instead_of_number="",
     instead_of_text=f"have the output's name end in {_BINARY_SUFFIX}, or ",
 )
 """The words for V1 clients, who cannot request another encoding."""
 
-_DEFAULT_SIGNATURES = ("", "serving_default")
-_LONGEST_REASON = 1000
+_DEFAULT_SIGNATURES: Final = ("", "serving_default")
+_LONGEST_REASON: Final = 1000
 
 
 class V1Format(Enum):

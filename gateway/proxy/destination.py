@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Final
 
 from gateway.codec.offload_interface import Offloader
 from gateway.codec.policies import JsonPolicies
@@ -26,10 +27,10 @@ from gateway.upstream.pool.dialect import DialectState
 from gateway.upstream.pool.pool import Pool
 from gateway.upstream.shared_memory import SharedMemoryPolicy
 
-_MIN_OFFLOADED_BODY = 192 * 1024
+_MIN_OFFLOADED_BODY: Final = 192 * 1024
 """Bytes of the smallest body of which parts are offloaded."""
 
-_UNBOUNDED = 2**63
+_UNBOUNDED: Final = 2**63
 
 ResponsePlans = BoundedCache[
     tuple[tuple[bytes, ...], tuple[object, ...], bool], tuple[Dialect, ResponsePlan]
@@ -39,7 +40,7 @@ ResponsePlans = BoundedCache[
 The dialect is the one that decided it.
 """
 
-_HTTP = InferenceProtocol()
+_HTTP: Final = InferenceProtocol()
 
 
 @dataclass(frozen=True, slots=True)

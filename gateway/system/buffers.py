@@ -8,20 +8,20 @@ from collections.abc import Callable
 from operator import attrgetter, itemgetter
 from typing import Final, Protocol
 
-MAX_WINDOW = 640 * 1024
+MAX_WINDOW: Final = 640 * 1024
 """Bytes of a body that are buffered before reading is paused: the tensors of an image."""
-MIN_WINDOW = 16 * 1024
+MIN_WINDOW: Final = 16 * 1024
 """The same with very many streams; then it is also the size of a read."""
 
-MIN_STREAM_BYTES = 4 * MIN_WINDOW
+MIN_STREAM_BYTES: Final = 4 * MIN_WINDOW
 """Bytes that each stream may always take: a window, a read beyond it, and as much on the connection
 that sends it."""
 
-_WINDOW_SHARE = 8
+_WINDOW_SHARE: Final = 8
 """All windows together take an eighth of the limit. Reads beyond them and unsent bytes take more;
 the rest is for buffered bodies."""
 
-_HEADS_SHARE = 8
+_HEADS_SHARE: Final = 8
 """The heads of clients take an eighth of the limit at most: calls are admitted beside them."""
 
 NO_ROOM: Final = "the gateway buffers too much already (limits.max_buffered_bytes)"
@@ -45,7 +45,7 @@ _SEARCH_INTERVAL: Final = 0.2
 _SEARCH_REST: Final = 10
 """The time after a search, in times of what it took: searches take a tenth of the time at most."""
 
-_UNBOUNDED = 2**62
+_UNBOUNDED: Final = 2**62
 
 
 def _ignore() -> None:

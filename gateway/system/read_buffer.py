@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from typing import Final
 
 import numpy as np
 
@@ -13,12 +14,12 @@ SLAB_SIZE = 1000 * 1024
 MIN_SPACE = MAX_WINDOW
 """Minimum bytes for a read. It fits 256 KiB and a partial TLS record, and the tensors of an image,
 which else would take two reads."""
-_MAX_COPY = 16 * 1024
+_MAX_COPY: Final = 16 * 1024
 """A read of at most so many bytes is copied, so that it does not pin a slab."""
 
-_MAX_PINNED_SLABS = 32
+_MAX_PINNED_SLABS: Final = 32
 """Slabs that waiting data may pin; bodies in transit need fewer."""
-_MAX_COPY_WHEN_PINNED = 256 * 1024
+_MAX_COPY_WHEN_PINNED: Final = 256 * 1024
 """A read of at most so many bytes is copied while more slabs are pinned."""
 
 

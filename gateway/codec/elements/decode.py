@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Set
 from itertools import chain
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import orjson
@@ -24,7 +24,7 @@ from gateway.protocol.datatypes import Datatype, Family
 from gateway.protocol.error_vocabulary import REQUEST, ErrorVocabulary
 from gateway.sizes import QUOTED_NAME
 
-_FLOATS_OR_NULL = ELEMENT_TYPES[Family.FLOAT] | {type(None)}
+_FLOATS_OR_NULL: Final = ELEMENT_TYPES[Family.FLOAT] | {type(None)}
 
 
 def decode_numbers(text: bytes, datatype: Datatype) -> bytes | None:

@@ -31,7 +31,7 @@ from gateway.sizes import CONVERT_CHUNK
 
 Chunks = list[bytes | memoryview]
 
-_PREFIX = struct.Struct("<I")
+_PREFIX: Final = struct.Struct("<I")
 
 _Values = npt.NDArray[np.uint64]
 

@@ -99,7 +99,7 @@ def _make_request_head(
     return parts.model, parts.version, head
 
 
-_REQUESTS = MessageKind(REQUEST, fields.RAW_INPUT_CONTENTS, _make_request_head)
+_REQUESTS: Final = MessageKind(REQUEST, fields.RAW_INPUT_CONTENTS, _make_request_head)
 
 
 def write_infer_request(
@@ -160,7 +160,7 @@ def _make_response_head(parts: MessageParts, sizes: Sequence[int | None]) -> Inf
     )
 
 
-_RESPONSES = MessageKind(RESPONSE, fields.RAW_OUTPUT_CONTENTS, _make_response_head)
+_RESPONSES: Final = MessageKind(RESPONSE, fields.RAW_OUTPUT_CONTENTS, _make_response_head)
 
 
 def write_infer_response(

@@ -46,7 +46,7 @@ from gateway.protocol.tensors import MAX_RANK, element_count
 from gateway.sizes import CACHED_DOCUMENTS, MAX_CACHED_DOCUMENT, QUOTED_NAME
 from gateway.system.bounded_cache import BoundedCache
 
-SHARED_MEMORY = "shared_memory_region"
+SHARED_MEMORY: Final = "shared_memory_region"
 
 Head = TypeVar("Head")
 
@@ -429,7 +429,7 @@ def _read_typed(
 
 # ---------------------------------------------------------------------------------- writing
 
-_WRITTEN = "grpc"
+_WRITTEN: Final = "grpc"
 """The key of what was written of a head."""
 
 
@@ -485,7 +485,7 @@ def _write_requested_output(output: RequestedOutput, words: ErrorVocabulary) -> 
 ParameterValue = bool | int | float | str | None
 """None is a parameter of which no value is set, or one of a type that is not known."""
 
-_DOUBLE = struct.Struct("<d")
+_DOUBLE: Final = struct.Struct("<d")
 
 
 def _read_parameter(reader: WireReader, parameters: Fields) -> None:

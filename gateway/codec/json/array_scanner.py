@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from typing import Final
 
 import numpy as np
 
@@ -22,9 +23,9 @@ WINDOW = 256 * 1024
 STRING_WINDOW = 32 * 1024
 """Bytes of strings scanned and converted at once: tiny ones cost ten times as much per byte."""
 
-_PEEK_BYTES = 16
+_PEEK_BYTES: Final = 16
 
-_QUOTED_SUFFIX = 64
+_QUOTED_SUFFIX: Final = 64
 """Bytes behind an invalid character that stay in the run, so that errors can quote them."""
 
 
@@ -99,9 +100,9 @@ class StringPart:
 _Step = tuple[ElementRun | StringPart | None, int, bytes]
 """One step of the scan: the item, the bytes it used, and the placeholder to leave."""
 
-_SPACE = b" \t\n\r"
+_SPACE: Final = b" \t\n\r"
 BEFORE_FIRST_VALUE = re.compile(rb"[\[\], \t\n\r]*+")
-_MAX_ESCAPE = len(rb"\ud83d\ude00")
+_MAX_ESCAPE: Final = len(rb"\ud83d\ude00")
 
 
 class ArrayScanner:
@@ -330,9 +331,9 @@ def _last_byte(text: memoryview) -> bytes:
     return (bytes(text[-_PEEK_BYTES:]).rstrip(_SPACE) or bytes(text).rstrip(_SPACE))[-1:]
 
 
-_ALL_BUT_BRACKETS = bytes(set(range(256)) - set(b"[]"))
+_ALL_BUT_BRACKETS: Final = bytes(set(range(256)) - set(b"[]"))
 # An opening bracket is one less than this, a closing one is one more.
-_MIDDLE = np.int8(sum(b"[]") // 2)
+_MIDDLE: Final = np.int8(sum(b"[]") // 2)
 
 
 def _character_end(text: bytes, end: int) -> int:

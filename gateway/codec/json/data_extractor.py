@@ -10,7 +10,7 @@ import re
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from sys import getsizeof
-from typing import Any
+from typing import Any, Final
 
 import orjson
 
@@ -37,19 +37,19 @@ from gateway.protocol.request_header import (
 )
 from gateway.protocol.tensors import MAX_TENSORS
 
-_KEY = b'"data"'
-_PROBE_KEY = "data array"
+_KEY: Final = b'"data"'
+_PROBE_KEY: Final = "data array"
 """A probe key in place of ``data``, to see which tensor an array belongs to."""
-_SPACE = re.compile(rb"[ \t\n\r]*+")
-_V1_START = re.compile(rb'[ \t\n\r]*\{[ \t\n\r]*"instances"[ \t\n\r]*:')
+_SPACE: Final = re.compile(rb"[ \t\n\r]*+")
+_V1_START: Final = re.compile(rb'[ \t\n\r]*\{[ \t\n\r]*"instances"[ \t\n\r]*:')
 # Most occurrences of the key need no parse: they are plain strings, or no array follows. Behind a
 # backslash, its first quote is part of a string. A look-behind checks that, because patterns that
 # begin with plain text are found ten times faster.
-_ARRAY_KEY = re.compile(rb'"data"(?<!\\"data")[ \t\n\r]*+(?:\Z|:[ \t\n\r]*+(?:\[|\Z))')
-_NON_ARRAY_KEY = re.compile(rb'"data"(?<!\\"data")[ \t\n\r]*+:[ \t\n\r]*+[^\[ \t\n\r]')
+_ARRAY_KEY: Final = re.compile(rb'"data"(?<!\\"data")[ \t\n\r]*+(?:\Z|:[ \t\n\r]*+(?:\[|\Z))')
+_NON_ARRAY_KEY: Final = re.compile(rb'"data"(?<!\\"data")[ \t\n\r]*+:[ \t\n\r]*+[^\[ \t\n\r]')
 
 
-_EXTRACTED_ARRAY_OVERHEAD = 200
+_EXTRACTED_ARRAY_OVERHEAD: Final = 200
 """Bytes of memory of an ExtractedArray with its numbers."""
 
 
@@ -361,7 +361,7 @@ class DataExtractor:
 
 
 _OPENING_BRACKETS, _CLOSING_BRACKETS = b"[{", b"]}"
-_ALL_BUT_BRACKETS = bytes(set(range(256)) - set(b"[{]}"))
+_ALL_BUT_BRACKETS: Final = bytes(set(range(256)) - set(b"[{]}"))
 
 
 def _misplaced_array_error(

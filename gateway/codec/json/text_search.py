@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+from typing import Final
 
-_QUOTED_ID = b'"id"'
-_ID = re.compile(rb'"id"[ \t\r\n]*:[ \t\r\n]*"([ !#-\[\]-~]*)"')
+_QUOTED_ID: Final = b'"id"'
+_ID: Final = re.compile(rb'"id"[ \t\r\n]*:[ \t\r\n]*"([ !#-\[\]-~]*)"')
 """An id of ASCII characters without escapes."""
-_ID_KEY = re.compile(rb'"id"[ \t\r\n]*+:')
-_DATA_KEY = re.compile(rb'"data"[ \t\r\n]*+:')
+_ID_KEY: Final = re.compile(rb'"id"[ \t\r\n]*+:')
+_DATA_KEY: Final = re.compile(rb'"data"[ \t\r\n]*+:')
 
 
 def contains(text: bytes, part: bytes) -> bool:

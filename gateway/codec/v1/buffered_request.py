@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from contextlib import closing
 from itertools import chain
-from typing import Any
+from typing import Any, Final
 
 import orjson
 
@@ -23,9 +23,9 @@ from gateway.protocol.v1 import V1Format, V1ResponseLayout, check_shape
 from gateway.sizes import CACHED_DOCUMENTS, ENCODE_CHUNK
 from gateway.system.bounded_cache import cached
 
-_START = re.compile(rb'[ \t\r\n]*\{[ \t\r\n]*"(instances|inputs)"[ \t\r\n]*:[ \t\r\n]*\[')
-_END = re.compile(rb"\][ \t\r\n]*\}[ \t\r\n]*\Z")
-_FORMATS = {form.value.encode(): form for form in V1Format}
+_START: Final = re.compile(rb'[ \t\r\n]*\{[ \t\r\n]*"(instances|inputs)"[ \t\r\n]*:[ \t\r\n]*\[')
+_END: Final = re.compile(rb"\][ \t\r\n]*\}[ \t\r\n]*\Z")
+_FORMATS: Final = {form.value.encode(): form for form in V1Format}
 
 
 def read_prediction(

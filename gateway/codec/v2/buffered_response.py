@@ -34,7 +34,7 @@ from gateway.protocol.response_header import (
 _KEY, _BINARY = "json", "binary"
 """The keys of what was written of a head."""
 
-_EMPTY_SHAPE = re.compile(rb'"shape"\s*:\s*\[(?:\s*[0-9]+\s*,)*\s*0\s*[],]')
+_EMPTY_SHAPE: Final = re.compile(rb'"shape"\s*:\s*\[(?:\s*[0-9]+\s*,)*\s*0\s*[],]')
 """The shape of an output without elements."""
 
 

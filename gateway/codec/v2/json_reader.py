@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterator, Sequence
-from typing import Protocol
+from typing import Final, Protocol
 
 from gateway.codec.elements.base64_elements import Base64ElementDecoder
 from gateway.codec.elements.decode import TensorDecoder
@@ -22,19 +22,19 @@ from gateway.protocol.request_header import has_base64_content
 from gateway.protocol.tensors import MAX_TENSORS, element_count
 from gateway.sizes import CHUNK_OVERHEAD
 
-_MAX_RUNS_PER_STEP = 64
+_MAX_RUNS_PER_STEP: Final = 64
 """The most runs extracted or converted in one step: every ten bytes may be one."""
-_STEP_BYTES = 16 * 1024
+_STEP_BYTES: Final = 16 * 1024
 """One step converts runs until they have this size: half of a window of strings."""
 
 # Bytes of memory of objects beside the data, measured by tracemalloc.
-_ARRAY_OVERHEAD = 500
+_ARRAY_OVERHEAD: Final = 500
 """A DataArray and its sink."""
-_TENSOR_OVERHEAD = 250
+_TENSOR_OVERHEAD: Final = 250
 """The checked description of a tensor, beside the parsed header."""
-_QUEUED_RUN_OVERHEAD = 200
+_QUEUED_RUN_OVERHEAD: Final = 200
 """A queued run, beside its text."""
-_OFFLOADED_RUN_OVERHEAD = 500
+_OFFLOADED_RUN_OVERHEAD: Final = 500
 """An offloaded run, beside its text."""
 
 

@@ -47,24 +47,28 @@ from gateway.protocol.tensors import MAX_TENSORS, element_count
 from gateway.sizes import CACHED_DOCUMENTS, MAX_CACHED_DOCUMENT, MAX_UNSCHEDULED
 from gateway.system.bounded_cache import cached
 
-MAX_CACHED_HEADER = 4 * 1024
+MAX_CACHED_HEADER: Final = 4 * 1024
 """The most bytes of JSON that ``read_without_data`` accepts."""
 
-MAX_FAST_REQUEST = 256 * 1024
+MAX_FAST_REQUEST: Final = 256 * 1024
 """The most bytes of a request on the fast path: its numbers take half a millisecond in C."""
 
 _MAX_OBJECTS: Final = 64
 """Each may be a tensor, which takes some 20 us, however short its text."""
 
-_MAX_ARRAYS = 256
+_MAX_ARRAYS: Final = 256
 
-_DATA_ARRAY = re.compile(rb'"data"[ \t\r\n]*+:[ \t\r\n]*+\[')
-_KEYS = {name: re.compile(rb'"%b"[ \t\r\n]*+:' % name.encode()) for name in ("data", "datatype")}
+_DATA_ARRAY: Final = re.compile(rb'"data"[ \t\r\n]*+:[ \t\r\n]*+\[')
+_KEYS: Final = {
+    name: re.compile(rb'"%b"[ \t\r\n]*+:' % name.encode()) for name in ("data", "datatype")
+}
 """Keys in a text without escapes, where no string contains a quote."""
 
-_PLACEHOLDERS = [b'"data":' + orjson.dumps(placeholder(number)) for number in range(_MAX_ARRAYS)]
+_PLACEHOLDERS: Final = [
+    b'"data":' + orjson.dumps(placeholder(number)) for number in range(_MAX_ARRAYS)
+]
 
-_STRINGS = re.compile(rb'[\[ \t\r\n]++"')
+_STRINGS: Final = re.compile(rb'[\[ \t\r\n]++"')
 """How an array of strings begins."""
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from typing import Final
 
 import orjson
 
@@ -42,9 +43,9 @@ from gateway.protocol.response_header import (
 from gateway.sizes import CACHED_DOCUMENTS, MAX_CACHED_DOCUMENT
 from gateway.system.bounded_cache import cached
 
-_BASE64_POLICIES = JsonPolicies(bytes_encoding=BytesEncoding.BASE64)
+_BASE64_POLICIES: Final = JsonPolicies(bytes_encoding=BytesEncoding.BASE64)
 
-_OUTPUT_OVERHEAD = 350
+_OUTPUT_OVERHEAD: Final = 350
 """Bytes of memory of an output beside its name and parameters."""
 
 

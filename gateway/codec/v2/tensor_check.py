@@ -26,25 +26,25 @@ from gateway.protocol.response_header import (
 )
 from gateway.sizes import CONVERT_CHUNK, MAX_CACHED_DOCUMENT, QUOTED_NAME, QUOTED_TEXT
 
-_PAGE_TYPE = re.compile(
+_PAGE_TYPE: Final = re.compile(
     r"\s*(?:text/(?:html|xml)|application/(?:xhtml\+)?xml)(?![\w.+-])", re.IGNORECASE
 )
 """The content types of pages: HTML, XHTML, XML."""
-_EVENTS_TYPE = re.compile(r"\s*text/event-stream\b", re.IGNORECASE)
-_JSON_TYPE = re.compile(r"\s*application/(?:[^;,]*\+)?json\b", re.IGNORECASE)
-_TEXT_TYPE = re.compile(rf"\s*(?:\Z|text/)|{_JSON_TYPE.pattern}", re.IGNORECASE)
+_EVENTS_TYPE: Final = re.compile(r"\s*text/event-stream\b", re.IGNORECASE)
+_JSON_TYPE: Final = re.compile(r"\s*application/(?:[^;,]*\+)?json\b", re.IGNORECASE)
+_TEXT_TYPE: Final = re.compile(rf"\s*(?:\Z|text/)|{_JSON_TYPE.pattern}", re.IGNORECASE)
 """The content types that a page may be sent with: none, any text, JSON."""
-_JSON_OBJECT = re.compile(rb"[ \t\r\n]*(?:\{|\Z)")
-_NO_PAGE = re.compile(
+_JSON_OBJECT: Final = re.compile(rb"[ \t\r\n]*(?:\{|\Z)")
+_NO_PAGE: Final = re.compile(
     rb"(?!(?:\xef\xbb\xbf)?[ \t\r\n]*<(?:!doctype|html|head|body|\?xml)\b)", re.IGNORECASE
 )
 """What bodies may start with; of space alone, nothing is known yet."""
 _ENDS: Final = {b"{": b"}", b"[": b"]"}
 """How JSON ends, by how it starts."""
-_ID = re.compile(rb'"id"[ \t\r\n]*:[ \t\r\n]*"[^"\\]*"')
+_ID: Final = re.compile(rb'"id"[ \t\r\n]*:[ \t\r\n]*"[^"\\]*"')
 """An id: no string could hold the quotes of its key, so it is none of a string's text."""
-_OUTPUTS = b'"outputs"'
-_START = 1024
+_OUTPUTS: Final = b'"outputs"'
+_START: Final = 1024
 """Bytes that tell what a body is; the key of the outputs mostly is in them."""
 
 

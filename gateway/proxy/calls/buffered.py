@@ -8,6 +8,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Final
 
 from multidict import CIMultiDictProxy
 
@@ -48,7 +49,7 @@ from gateway.upstream.transport import (
     UpstreamResponse,
 )
 
-BODY_COPIES = 2
+BODY_COPIES: Final = 2
 """Copies of a request's body during the call: as received, and as sent."""
 
 _log = logging.getLogger("tensorgate.proxy")

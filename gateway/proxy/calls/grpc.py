@@ -485,8 +485,8 @@ def _converted_template(policy: ResponseHeaderPolicy | None) -> ResponseTemplate
     return template
 
 
-_READINESS = {"ServerLive": "live", "ServerReady": "ready", "ModelReady": "ready"}
-_IS_READY = {200: True, 400: False, 503: False}
+_READINESS: Final = {"ServerLive": "live", "ServerReady": "ready", "ModelReady": "ready"}
+_IS_READY: Final = {200: True, 400: False, 503: False}
 """What a status over HTTP says of readiness; any other is an error."""
 
 

@@ -89,7 +89,7 @@ from gateway.system.buffers import MAX_WINDOW
 from gateway.upstream.metadata_cache import UpstreamResponseError
 from gateway.upstream.transport import Body, HeaderLines, RequestTemplate
 
-_MAX_CACHED_OUTPUTS = 32
+_MAX_CACHED_OUTPUTS: Final = 32
 """Outputs that a request may list if what becomes of its responses is cached."""
 
 

@@ -47,7 +47,7 @@ from gateway.system.buffers import ReservedBytes
 from gateway.system.timeout_queue import TimeoutQueue
 from gateway.upstream.transport import HOP_BY_HOP, UpstreamEndpoint
 
-_KEYED_HEADERS = (
+_KEYED_HEADERS: Final = (
     HOP_BY_HOP
     | FILTERED_HEADERS
     | {"accept-encoding", "content-type", "host", "inference-header-content-length"}
@@ -55,7 +55,7 @@ _KEYED_HEADERS = (
 )
 """Headers that the gateway itself looks at; a router adds those that its routes look at."""
 
-_CONNECTION_OPTIONS = frozenset(("", "close", "keep-alive"))
+_CONNECTION_OPTIONS: Final = frozenset(("", "close", "keep-alive"))
 """Options that are no names of headers, and an empty one."""
 
 

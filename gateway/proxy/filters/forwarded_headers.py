@@ -7,6 +7,7 @@ import re
 import secrets
 from dataclasses import dataclass
 from ipaddress import IPv4Network, IPv6Network, ip_address
+from typing import Final
 
 from multidict import CIMultiDictProxy
 
@@ -17,33 +18,35 @@ from gateway.observe.call_trace import TRACE_HEADERS
 from gateway.protocol.grpc.headers import TIMEOUT
 from gateway.upstream.transport import HeaderLines
 
-REQUEST_ID = "X-Request-Id"
+REQUEST_ID: Final = "X-Request-Id"
 
 Network = IPv4Network | IPv6Network
 
 _FOR, _PROTO, _HOST = "X-Forwarded-For", "X-Forwarded-Proto", "X-Forwarded-Host"
 _FORWARDED, _VIA = "Forwarded", "Via"
-_CDN_LOOP = "CDN-Loop"
-_PSEUDONYM = "tensorgate"
+_CDN_LOOP: Final = "CDN-Loop"
+_PSEUDONYM: Final = "tensorgate"
 
-_FORWARDED_NAMES = frozenset(name.lower() for name in (_FOR, _PROTO, _HOST, _FORWARDED))
+_FORWARDED_NAMES: Final = frozenset(name.lower() for name in (_FOR, _PROTO, _HOST, _FORWARDED))
 
-NOTED_HEADERS = _FORWARDED_NAMES | TRACE_HEADERS | {REQUEST_ID.lower(), "content-length", TIMEOUT}
+NOTED_HEADERS: Final = (
+    _FORWARDED_NAMES | TRACE_HEADERS | {REQUEST_ID.lower(), "content-length", TIMEOUT}
+)
 """Headers, in lower case, that differ from request to request, and are read from each head."""
 
-FORWARDED_KEYS = frozenset(("host", _VIA.lower(), _CDN_LOOP.lower()))
+FORWARDED_KEYS: Final = frozenset(("host", _VIA.lower(), _CDN_LOOP.lower()))
 """Headers, in lower case, on which the added headers depend."""
 
-_IDENTITY_BYTES = 8
-_ID_BYTES = 16
-_BATCH = 256
+_IDENTITY_BYTES: Final = 8
+_ID_BYTES: Final = 16
+_BATCH: Final = 256
 """Ids that are generated together: one urandom call for each id costs 3 µs."""
 _unused_ids: list[str] = []
 # Two processes must not use the same ids.
 os.register_at_fork(after_in_child=_unused_ids.clear)
 
 # Fits between spaces in a log line.
-_VALID_ID = re.compile(r"[!-~]{1,128}")
+_VALID_ID: Final = re.compile(r"[!-~]{1,128}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +105,9 @@ class ForwardedPolicy:
         return any(address in network for network in self.trusted)
 
 
-NO_FORWARDED_HEADERS = ForwardedPolicy(headers=False, trusted=(), via=False, request_id=False)
+NO_FORWARDED_HEADERS: Final = ForwardedPolicy(
+    headers=False, trusted=(), via=False, request_id=False
+)
 """Adds nothing."""
 
 

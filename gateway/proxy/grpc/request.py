@@ -26,18 +26,18 @@ from gateway.proxy.destination import Limits
 from gateway.proxy.interfaces import ClientRequest
 from gateway.sizes import CONVERT_CHUNK
 
-_CAP_NAME = "limits.max_request_bytes"
-_BUFFER_CAP_NAME = "limits.max_buffered_body_bytes"
+_CAP_NAME: Final = "limits.max_request_bytes"
+_BUFFER_CAP_NAME: Final = "limits.max_buffered_body_bytes"
 
 _ENCODINGS: Final = ("gzip", "deflate")
-_TIME_SLICE = 1024
+_TIME_SLICE: Final = 1024
 """Fields that are scanned before other calls get a time slice: about a millisecond."""
-_MESSAGE_WORK = 16
-_CHUNK_WORK = 256
+_MESSAGE_WORK: Final = 16
+_CHUNK_WORK: Final = 256
 """What a message, or a decompressed chunk, costs in fields."""
-_MIN_PIECE = 1024
+_MIN_PIECE: Final = 1024
 """Bytes of a piece that is kept as it came: an object takes some fifty bytes more."""
-_SCAN_STEP = 4 * 1024
+_SCAN_STEP: Final = 4 * 1024
 """Bytes that are scanned at once: at most so many fields as take one or two milliseconds."""
 
 NamedModel = tuple[ScannedModel, tuple[str, ...]]

@@ -35,7 +35,7 @@ _OWN_REGION: Final = re.compile(
 )
 """A member of JSON without escapes."""
 
-_UNRELATED_STATUSES = frozenset((401, 403, 408, 413, 429, 502, 503, 504))
+_UNRELATED_STATUSES: Final = frozenset((401, 403, 408, 413, 429, 502, 503, 504))
 """Errors whose reason is not the model's metadata."""
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Collection, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Final
 
 from multidict import CIMultiDict
 
@@ -32,7 +33,7 @@ from gateway.upstream.transport import KEYED_RESPONSE_HEADERS, UpstreamRequest, 
 
 _too_large = partial(too_large_to_buffer, "a request for a server over gRPC")
 
-_HEAD_PARSER = HeadParser(KEYED_RESPONSE_HEADERS)
+_HEAD_PARSER: Final = HeadParser(KEYED_RESPONSE_HEADERS)
 
 
 def infer_message(request: InferRequest, operation: Operation, form: GrpcForm) -> Chunks:

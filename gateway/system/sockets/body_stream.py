@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
+from typing import Final
 
 from gateway.sizes import CONVERT_CHUNK
 from gateway.system.buffers import NOTHING_RESERVED, BodyProgress, BufferShare, ReservedBytes
 
-_MIN_PIECE_COST = 64
+_MIN_PIECE_COST: Final = 64
 """Bytes that each buffered piece counts at least: a piece of one byte takes as much memory."""
-_TINY_PIECE = 256
-_MAX_JOINED = 16 * 1024
+_TINY_PIECE: Final = 256
+_MAX_JOINED: Final = 16 * 1024
 """A tiny piece is joined to the one before it, up to so many bytes: each piece is a step for its
 reader, and often a frame to the other side."""
 

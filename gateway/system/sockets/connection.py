@@ -13,7 +13,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import cast
+from typing import Final, cast
 
 from gateway.system.buffers import (
     MAX_PROGRESS,
@@ -28,18 +28,18 @@ from gateway.system.hangups import HangupWatch
 from gateway.system.read_buffer import READ_BUFFER
 from gateway.system.time_slices import time_slice_queue
 
-MAX_READ_AHEAD = 64 * 1024
+MAX_READ_AHEAD: Final = 64 * 1024
 """Bytes read ahead of their message; more of them pause reading. One read may exceed it."""
 
-_DEFERRED = "deferred"
+_DEFERRED: Final = "deferred"
 """The pauser of ``defer_next_read``."""
-_DROPPING = "dropping"
+_DROPPING: Final = "dropping"
 """The pauser of ``defer_next_drop``."""
 
-MAX_COALESCED_WRITE = 64 * 1024
+MAX_COALESCED_WRITE: Final = 64 * 1024
 """Bytes at most that are copied in order to send them in one write."""
 
-_RESET_ON_CLOSE = struct.pack("ii", 1, 0)
+_RESET_ON_CLOSE: Final = struct.pack("ii", 1, 0)
 """SO_LINGER on, with 0 seconds: closing the socket resets the connection."""
 
 

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import select
 from http import HTTPStatus
+from typing import Final
 
 from gateway.errors import ErrorKind, GatewayError, ServerName, bad_response, strip_tracebacks
 from gateway.http1.body import BodyDecoder, ChunkedDecoder, LengthDecoder, UntilCloseDecoder
@@ -17,34 +18,34 @@ from gateway.upstream.address import ClosedTransport, describe_certificate_refus
 from gateway.upstream.exchange import WRITE_CHUNK, Exchange
 from gateway.upstream.transport import KEYED_RESPONSE_HEADERS
 
-_MAX_COMPLETE = MAX_FAST_RESPONSE
+_MAX_COMPLETE: Final = MAX_FAST_RESPONSE
 """Largest body that is waited for, and that ``on_complete`` gets if it may be converted."""
-_MAX_UNTOUCHED = MAX_WINDOW
+_MAX_UNTOUCHED: Final = MAX_WINDOW
 """Largest body that ``on_complete`` gets if it passes untouched, and came with its head."""
 
-MAX_INTERIM_RESPONSES = 100
+MAX_INTERIM_RESPONSES: Final = 100
 """Interim (1xx) responses to one request; Python's and Ruby's HTTP clients have the same cap."""
 
-_STALE_WINDOW = 1.0
+_STALE_WINDOW: Final = 1.0
 """Seconds after a request in which a close is taken for one that crossed the request."""
 
-_CLOSED_AFTER_REQUEST = (
+_CLOSED_AFTER_REQUEST: Final = (
     "closed the connection after the request was sent, without a response; it may have executed "
     "the request"
 )
 
-_KEEP_ALIVE_MARGIN = 1.0
+_KEEP_ALIVE_MARGIN: Final = 1.0
 """Seconds by which an idle connection closes before the server's own time: its clock started
 earlier, and the next request takes its way."""
 
 
-_FRAME_HEADER = 9
-_SETTINGS = 4
+_FRAME_HEADER: Final = 9
+_SETTINGS: Final = 4
 """RFC 9113, section 4.1 and 6.5: an HTTP/2 server begins with a frame of this type."""
 
 _log = logging.getLogger("tensorgate.upstream")
 
-_HEAD_PARSER = HeadParser(KEYED_RESPONSE_HEADERS, noted=("content-length",))
+_HEAD_PARSER: Final = HeadParser(KEYED_RESPONSE_HEADERS, noted=("content-length",))
 
 
 class StaleConnectionError(GatewayError):

@@ -36,13 +36,13 @@ from gateway.upstream.transport import (
     UpstreamResponse,
 )
 
-_SMALL_SHARE = 1 / 16
-_LARGE_DESCRIPTOR_SHARE = 7 / 8
+_SMALL_SHARE: Final = 1 / 16
+_LARGE_DESCRIPTOR_SHARE: Final = 7 / 8
 """An endpoint with more than the small share of all descriptors gets another one for a call only
 below this: a server that does not respond must not take those of health checks and of others."""
 
 # RFC 9110, section 8.6: without a body, these requests have no Content-Length.
-_BODYLESS_METHODS = frozenset(("GET", "HEAD", "OPTIONS", "TRACE"))
+_BODYLESS_METHODS: Final = frozenset(("GET", "HEAD", "OPTIONS", "TRACE"))
 
 
 StaleRetry = Literal["safe", "infer", "all"]
@@ -51,7 +51,7 @@ idempotent infer requests as well, or every request."""
 
 # RFC 9110, section 9.2.1. TRACE is not forwarded. PUT and DELETE are idempotent by the RFC, but an
 # unknown server need not keep to it.
-_SAFE_METHODS = frozenset(("GET", "HEAD", "OPTIONS"))
+_SAFE_METHODS: Final = frozenset(("GET", "HEAD", "OPTIONS"))
 
 
 class HttpConnections(ConnectionQueue[ServerConnection]):

@@ -40,11 +40,11 @@ limited by the windows of the streams."""
 
 # The kernel finds a dead host, or a dead way to it. A server that hangs acknowledges TCP's segments
 # as ever: see ``Http2ServerConnection.give_up``.
-_UNACKNOWLEDGED_TIMEOUT = 20
+_UNACKNOWLEDGED_TIMEOUT: Final = 20
 """Seconds until a connection is dead on which sent bytes are not acknowledged: as in gRPC."""
-_KEEPALIVE_IDLE = 30
-_KEEPALIVE_INTERVAL = 10
-_KEEPALIVE_PROBES = 3
+_KEEPALIVE_IDLE: Final = 30
+_KEEPALIVE_INTERVAL: Final = 10
+_KEEPALIVE_PROBES: Final = 3
 """If nothing was received for 30 s, the kernel probes three times, 10 s apart."""
 
 _PING: Final = b"are you?"

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Final
 
 from gateway.errors import ErrorKind, GatewayError, describe_error, escape_for_log, upstream_name
 from gateway.protocol.operations import ModelName
@@ -30,10 +31,10 @@ from gateway.upstream.pool.outlier_detection import (
 )
 from gateway.upstream.transport import FIRST_ERROR_STATUS, HeaderLines, UpstreamEndpoint
 
-_LOGGED_STATES = (State.UNREACHABLE, State.FAILING, State.SLOW)
+_LOGGED_STATES: Final = (State.UNREACHABLE, State.FAILING, State.SLOW)
 """Others are logged where they begin."""
 
-_FAILURES = {
+_FAILURES: Final = {
     ErrorKind.UNREACHABLE: Outcome.UNREACHABLE,
     ErrorKind.SERVER_TIMEOUT: Outcome.TIMED_OUT,
     ErrorKind.NO_RESPONSE: Outcome.NO_RESPONSE,
