@@ -56,6 +56,8 @@ STATUSES_WITHOUT_BODY: Final = (204, 304)
 # RFC 9110, section 5.6.2.
 _TOKEN: Final = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 # RFC 9110, section 5.5: all but a tab. A value never spans lines: RFC 9112, section 5.2.
+_CR: Final = ord("\r")
+_SPACE: Final = ord(" ")
 _CONTROLS: Final = bytes([*range(9), *range(10, 32), 127])
 # A path or *, or a URL whose authority has only characters of RFC 3986, section 3.2.
 _TARGET: Final = rb"[/*][!-~]*|[A-Za-z]+://(?:@?[A-Za-z0-9._~!$&'()*+,;=:%\[\]-])*@?(?:[/?][!-~]*)?"
@@ -504,13 +506,17 @@ def _split_lines(head: bytes) -> list[bytes]:
 
 def _parse_value(name: bytes, value: bytes) -> str:
     """Return the value of a header as text, without the white space around it and its CR."""
-    if not value.endswith(b"\r"):
+    end = len(value) - 1
+    if end < 0 or value[end] != _CR:
         raise _invalid_value(name, value)
-    text = value[:-1].decode("latin-1")
+    start = 1 if value[0] == _SPACE else 0  # as nearly all write it
+    text = value[start:end].decode("latin-1")
     # Fast for most; the other way takes tabs and what is not ASCII.
     is_plain = text.isascii() and text.isprintable()
-    if not is_plain and len(value.translate(None, _CONTROLS)) != len(text):
+    if not is_plain and len(value.translate(None, _CONTROLS)) != end:
         raise _invalid_value(name, value)
+    if start < end and value[start] > _SPACE and value[end - 1] > _SPACE:
+        return text
     return text.strip(" \t")
 
 

@@ -87,7 +87,8 @@ def write_text(record: CallRecord, at: str, most: int) -> str:
     target, endpoint = record.target, record.endpoint
     if len(target) > _TARGET_FACTOR * most:
         target = shorten(target, _TARGET_FACTOR * most)
-    target = _quote(target)
+    if '"' in target or "\\" in target:  # its characters are those that a head may have
+        target = _quote(target)
     if " " in endpoint:  # that of an address of a host name has one
         endpoint = endpoint.replace(" ", r"\x20")
     error = "-"

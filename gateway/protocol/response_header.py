@@ -113,8 +113,6 @@ def check_no_binary_outputs(document: bytes) -> None:
 
     Raises GatewayError (502) that names an output with a binary size but without data.
     """
-    if b'"binary_data_size"' not in document:
-        return
     try:
         fields = parse_response_header(document)
         outputs = read_outputs(fields)

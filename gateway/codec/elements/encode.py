@@ -66,7 +66,7 @@ def fast_encode_numbers(
     """
     code = native.DATATYPE_CODES.get(datatype.name)
     if code is not None:
-        return native.encode_numbers(data, code, 0, shape)
+        return native.encode_numbers(data, code, 0, False, shape)
     try:
         return NumberEncoder("", datatype, Nonfinite.ERROR).encode(data, 0, shape)
     except GatewayError:
@@ -152,7 +152,7 @@ class NumberEncoder:
         """
         if self._code is not None:
             nonfinite = NONFINITE_CODES[self._nonfinite]
-            text = native.encode_numbers(data, self._code, nonfinite, shape, continued)
+            text = native.encode_numbers(data, self._code, nonfinite, continued, shape)
             if text is not None:
                 return text
         view = self._encode_plainly(data, first, shape)

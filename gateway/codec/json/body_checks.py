@@ -166,9 +166,3 @@ def check_header_end(text: bytes, cuts: Sequence[ExtractedArray] = ()) -> None:
             f"bytes follow the request's JSON of {size} bytes: a request with binary tensors needs "
             f"the header Inference-Header-Content-Length: {size}"
         )
-
-
-def check_header_length(body: bytes) -> None:
-    """Check a complete response; raises GatewayError (502) as HeaderLengthCheck does."""
-    if _KEY in body:
-        HeaderLengthCheck().feed(body)

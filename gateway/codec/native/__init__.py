@@ -6,7 +6,7 @@ Both give up on what they are not sure of: callers then go another way, which wo
 
 from __future__ import annotations
 
-VERSION = 2
+VERSION = 3
 """Counts changes of what the C module offers: an older one may lie beside newer sources."""
 
 try:

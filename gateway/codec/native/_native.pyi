@@ -13,8 +13,8 @@ def encode_numbers(
     data: bytes | memoryview,
     datatype: int,
     nonfinite: int = 0,
-    shape: tuple[int, ...] = (),
     continued: bool = False,
+    shape: tuple[int, ...] = (),
     /,
 ) -> bytes | None: ...
 def scan_numbers(

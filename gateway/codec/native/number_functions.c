@@ -1,6 +1,7 @@
 /* The functions of the module for numbers: see module.c. */
 #include "python.h"
 
+#include <limits.h>
 #include <stdbool.h>
 
 #include "datatypes.h"
@@ -18,6 +19,13 @@ is_datatype(int code)
     return false;
 }
 
+/* Return a number as an int; -1, which is nothing's number, if it is none. */
+static int
+as_int(Py_ssize_t number)
+{
+    return number < 0 || number > INT_MAX ? -1 : (int)number;
+}
+
 /* Return bytes for so many parts of the same size, and some more. */
 static PyObject *
 new_bytes(size_t count, size_t size, size_t more)
@@ -25,6 +33,28 @@ new_bytes(size_t count, size_t size, size_t more)
     if (count > (PY_SSIZE_T_MAX - more) / size)
         return PyErr_NoMemory();
     return PyBytes_FromStringAndSize(NULL, (Py_ssize_t)(count * size + more));
+}
+
+/*
+ * Read the arguments of a function: a buffer, and integers behind it, of which the first ``needed``
+ * must be there. The formats of PyArg_ParseTuple would take longer than to decode some numbers.
+ * Return false with an error set, and no buffer, if they are others.
+ */
+static bool
+read_arguments(
+    PyObject *const *arguments, Py_ssize_t given, Py_buffer *buffer, Py_ssize_t *numbers,
+    Py_ssize_t needed, Py_ssize_t most)
+{
+    if (given <= needed || given > 1 + most) {
+        PyErr_Format(PyExc_TypeError, "it takes %zd to %zd arguments", 1 + needed, 1 + most);
+        return false;
+    }
+    for (Py_ssize_t index = 1; index < given; index++) {
+        numbers[index - 1] = PyLong_AsSsize_t(arguments[index]);
+        if (numbers[index - 1] == -1 && PyErr_Occurred())
+            return false;
+    }
+    return PyObject_GetBuffer(arguments[0], buffer, PyBUF_SIMPLE) == 0;
 }
 
 PyObject *
@@ -66,13 +96,15 @@ PyDoc_STRVAR(decode_numbers_doc,
 "Raises ValueError for a datatype that is not the number of one in DATATYPES.");
 
 static PyObject *
-decode_numbers_in_python(PyObject *Py_UNUSED(module), PyObject *arguments)
+decode_numbers_in_python(
+    PyObject *Py_UNUSED(module), PyObject *const *arguments, Py_ssize_t given)
 {
     Py_buffer text;
-    int datatype, open_before = 0, open_after = 0, null_is_nan = 0;
-    if (!PyArg_ParseTuple(
-            arguments, "y*i|iip", &text, &datatype, &open_before, &open_after, &null_is_nan))
+    enum { DATATYPE, OPEN_BEFORE, OPEN_AFTER, NULL_IS_NAN, NUMBERS };
+    Py_ssize_t numbers[NUMBERS] = {0};
+    if (!read_arguments(arguments, given, &text, numbers, 1, NUMBERS))
         return NULL;
+    int datatype = as_int(numbers[DATATYPE]);
     PyObject *elements = new_elements(&text, datatype);
     if (elements != NULL) {
         char *to = PyBytes_AS_STRING(elements);
@@ -80,8 +112,9 @@ decode_numbers_in_python(PyObject *Py_UNUSED(module), PyObject *arguments)
         RUN_UNLOCKED(
             text.len,
             count = decode_numbers(
-                text.buf, (size_t)text.len, (enum datatype)datatype, open_before, open_after,
-                null_is_nan, to));
+                text.buf, (size_t)text.len, (enum datatype)datatype,
+                as_int(numbers[OPEN_BEFORE]), as_int(numbers[OPEN_AFTER]),
+                numbers[NULL_IS_NAN] != 0, to));
         elements = resized_or_none(elements, count * ELEMENT_SIZES[datatype]);
     }
     PyBuffer_Release(&text);
@@ -117,7 +150,7 @@ read_shape(PyObject *shape, size_t count, size_t *sizes)
 }
 
 PyDoc_STRVAR(encode_numbers_doc,
-"encode_numbers(data, datatype, nonfinite=0, shape=(), continued=False, /) -> bytes | None\n\n"
+"encode_numbers(data, datatype, nonfinite=0, continued=False, shape=(), /) -> bytes | None\n\n"
 "Return the text of binary elements as JSON, with commas between them but no brackets; with a\n"
 "comma in front of the first if they are continued.\n\n"
 "NaN and infinities become null if nonfinite is 1, NaN, Infinity and -Infinity if it is 2, and\n"
@@ -127,16 +160,21 @@ PyDoc_STRVAR(encode_numbers_doc,
 "takes, or none, and for an unknown datatype or nonfinite.");
 
 static PyObject *
-encode_numbers_in_python(PyObject *Py_UNUSED(module), PyObject *arguments)
+encode_numbers_in_python(
+    PyObject *Py_UNUSED(module), PyObject *const *arguments, Py_ssize_t given)
 {
     Py_buffer data;
-    int datatype, nonfinite = NONFINITE_ERROR, continued = 0, levels = -1;
-    size_t count = 0, sizes[MAX_RANK];
-    PyObject *shape = NULL, *text = NULL;
-    if (!PyArg_ParseTuple(
-            arguments, "y*i|iO!p", &data, &datatype, &nonfinite, &PyTuple_Type, &shape,
-            &continued))
+    enum { DATATYPE, NONFINITE, CONTINUED, NUMBERS };
+    Py_ssize_t numbers[NUMBERS] = {0};
+    PyObject *shape = given == NUMBERS + 2 ? arguments[NUMBERS + 1] : NULL, *text = NULL;
+    if (shape != NULL && !PyTuple_Check(shape))
+        return PyErr_Format(PyExc_TypeError, "a shape is a tuple");
+    if (!read_arguments(arguments, given - (shape != NULL), &data, numbers, 1, NUMBERS))
         return NULL;
+    const int datatype = as_int(numbers[DATATYPE]), nonfinite = as_int(numbers[NONFINITE]);
+    const bool continued = numbers[CONTINUED] != 0;
+    int levels = -1;
+    size_t count = 0, sizes[MAX_RANK];
     if (are_elements(&data, datatype, nonfinite)) {
         count = (size_t)data.len / ELEMENT_SIZES[datatype];
         levels = read_shape(shape, count, sizes);
@@ -166,26 +204,41 @@ PyDoc_STRVAR(scan_numbers_doc,
 "Raises ValueError for an end outside of the buffer.");
 
 static PyObject *
-scan_numbers_in_python(PyObject *Py_UNUSED(module), PyObject *arguments)
+scan_numbers_in_python(
+    PyObject *Py_UNUSED(module), PyObject *const *arguments, Py_ssize_t given)
 {
     Py_buffer buffer;
-    Py_ssize_t start, end;
-    if (!PyArg_ParseTuple(arguments, "y*nn", &buffer, &start, &end))
+    Py_ssize_t range[2];
+    if (!read_arguments(arguments, given, &buffer, range, 2, 2))
         return NULL;
+    const Py_ssize_t start = range[0], end = range[1];
     if (start < 0 || end < start || end > buffer.len) {
         PyBuffer_Release(&buffer);
         return PyErr_Format(PyExc_ValueError, "%zd to %zd is outside of the buffer", start, end);
     }
     struct number_scan scan = scan_numbers((char *)buffer.buf + start, (size_t)(end - start));
     PyBuffer_Release(&buffer);
-    return Py_BuildValue(
-        "nnnnnnn", scan.stop, scan.close, scan.before_close.opened, scan.before_close.closed,
-        scan.cut, scan.before_cut.opened, scan.before_cut.closed);
+    const Py_ssize_t found[] = {
+        scan.stop, scan.close, scan.before_close.opened, scan.before_close.closed,
+        scan.cut, scan.before_cut.opened, scan.before_cut.closed};
+    enum { FOUND = sizeof found / sizeof *found };
+    PyObject *result = PyTuple_New(FOUND);
+    for (int index = 0; result != NULL && index < FOUND; index++) {
+        PyObject *number = PyLong_FromSsize_t(found[index]);
+        if (number == NULL)
+            Py_CLEAR(result);
+        else
+            PyTuple_SET_ITEM(result, index, number);
+    }
+    return result;
 }
 
 PyMethodDef number_functions[] = {
-    {"decode_numbers", decode_numbers_in_python, METH_VARARGS, decode_numbers_doc},
-    {"encode_numbers", encode_numbers_in_python, METH_VARARGS, encode_numbers_doc},
-    {"scan_numbers", scan_numbers_in_python, METH_VARARGS, scan_numbers_doc},
+    {"decode_numbers", (PyCFunction)(void (*)(void))decode_numbers_in_python, METH_FASTCALL,
+     decode_numbers_doc},
+    {"encode_numbers", (PyCFunction)(void (*)(void))encode_numbers_in_python, METH_FASTCALL,
+     encode_numbers_doc},
+    {"scan_numbers", (PyCFunction)(void (*)(void))scan_numbers_in_python, METH_FASTCALL,
+     scan_numbers_doc},
     {NULL, NULL, 0, NULL},
 };

@@ -14,7 +14,8 @@ from typing import Final
 import orjson
 
 from gateway.codec.elements.encode import TextChunk, fast_encode_numbers
-from gateway.codec.json.body_checks import check_header_length
+from gateway.codec.json.body_checks import HeaderLengthCheck
+from gateway.codec.json.text_search import contains
 from gateway.codec.policies import DEFAULT_POLICIES, JsonPolicies
 from gateway.codec.v2.json_writer import split_around_data
 from gateway.codec.v2.response import ResponseEncoder, json_converter, response_fields
@@ -34,6 +35,7 @@ from gateway.protocol.response_header import (
 _KEY, _BINARY = "json", "binary"
 """The keys of what was written of a head."""
 
+_SIZE_KEY: Final = b'"binary_data_size"'
 _EMPTY_SHAPE: Final = re.compile(rb'"shape"\s*:\s*\[(?:\s*[0-9]+\s*,)*\s*0\s*[],]')
 """The shape of an output without elements."""
 
@@ -95,8 +97,8 @@ def convert_body(body: bytes, plan: ResponsePlan) -> ConvertedResponse | None:
         plan.check.check_whole(body)
     if action is ResponseAction.UNTOUCHED:
         return None
-    if header_size is None:
-        check_header_length(body)
+    if header_size is None and contains(body, _SIZE_KEY):
+        HeaderLengthCheck().feed(body)
     if action is ResponseAction.FILL:
         filled = body if len(body) > plan.header_cap else fill_empty_outputs(body, plan)
         return None if filled is body else ConvertedResponse(filled, None)
@@ -135,10 +137,10 @@ def fill_empty_outputs(document: bytes, plan: ResponsePlan) -> bytes:
     If every binary output is empty, Triton sends sizes of 0 and no data; OpenVINO Model Server
     sends no sizes either. Raises GatewayError (502) if the response promises binary tensors.
     """
-    check_no_binary_outputs(document)
-    if plan.encoding.all_binary:
-        return document
-    if b'"binary_data_size"' not in document and not _EMPTY_SHAPE.search(document):
+    has_sizes = contains(document, _SIZE_KEY)
+    if has_sizes:
+        check_no_binary_outputs(document)
+    if plan.encoding.all_binary or not (has_sizes or _EMPTY_SHAPE.search(document)):
         return document
     try:
         outputs = read_outputs(parse_response_header(document))

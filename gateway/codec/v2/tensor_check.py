@@ -12,6 +12,7 @@ from typing import Final, NamedTuple
 
 from multidict import CIMultiDictProxy
 
+from gateway.codec.json.text_search import contains
 from gateway.codec.v2.response_reader import read_without_data
 from gateway.errors import ErrorKind, GatewayError, bad_response, shorten
 from gateway.protocol.datatypes import DATATYPES
@@ -101,6 +102,9 @@ class BodyEnd(NamedTuple):
             raise bad_response(f"{RESPONSE.name} holds more bytes than its header says")
 
 
+_OBJECT_END: Final = BodyEnd(b"}")
+
+
 class TensorCheck:
     """Refuses bodies that hold no tensors: pages, empty ones, JSON without outputs or its end."""
 
@@ -121,7 +125,7 @@ class TensorCheck:
         if not begin or not self._starts.match(begin):
             raise NoTensorsError(*self._head, begin)
         if self._starts is _JSON_OBJECT:
-            return BodyEnd(b"}")
+            return _OBJECT_END
         # What models make of V1, and generate, need be no JSON.
         return BodyEnd(_ENDS.get(begin.lstrip()[:1], b"") if self._is_json else b"")
 
@@ -132,10 +136,11 @@ class TensorCheck:
         self.check_start(body, len(body)).check(len(body), last_byte(body))
         if self._starts is not _JSON_OBJECT or len(body) > CONVERT_CHUNK:
             return
-        if _OUTPUTS in bytes(body[:_START]):
+        if contains(bytes(body[:_START]), _OUTPUTS):
             return
         text = bytes(body)
-        if _OUTPUTS not in text and b"\\u" not in text:  # escapes could hide the key
+        # Escapes could hide the key.
+        if not contains(text, _OUTPUTS) and not contains(text, b"\\u"):
             raise NoTensorsError(*self._head, text[:_START])
 
 

@@ -195,7 +195,8 @@ class InferHandler(BufferedHandler):
             size = len(header)
             lines = b"Content-Length: %d\r\n" % (size + request.data_size)
             lines += _header_length_line(size)
-            if isinstance(body, AsyncIterator):
+            # The first question is the fast one.
+            if not isinstance(body, (list, tuple)) and isinstance(body, AsyncIterator):
                 content = prepend([header], body)
             else:
                 content = [header, *body]

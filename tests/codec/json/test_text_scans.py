@@ -10,12 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.codec.json.body_checks import (
-    HeaderLengthCheck,
-    NestingCheck,
-    check_header_length,
-    nests_deeper,
-)
+from gateway.codec.json.body_checks import HeaderLengthCheck, NestingCheck, nests_deeper
 from gateway.codec.json.text_search import has_data_key, split_id
 from gateway.errors import ErrorKind, GatewayError
 from tests.codec import strategies
@@ -133,18 +128,16 @@ def test_check_finds_binary_tensors_behind_the_json_however_split(
 def test_check_names_the_size_of_the_json(size: int) -> None:
     document = json.dumps({"x": ']}\\"' * (size // 4), **SIZED}).encode()
     with pytest.raises(GatewayError, match=f"behind its JSON of {len(document)} bytes"):
-        check_header_length(document + b"\0\0\0\0")
-    check_header_length(document + b" " * 100_000)
+        HeaderLengthCheck().feed(document + b"\0\0\0\0")
+    HeaderLengthCheck().feed(document + b" " * 100_000)
 
 
 @pytest.mark.parametrize("body", [b"", b" ", b"<html>", b'[{"binary_data_size":4}] x', b'"x" {} x'])
 def test_check_ignores_bodies_that_are_not_inference_responses(body: bytes) -> None:
-    check_header_length(body)
     assert not refused([body])
 
 
 def test_check_ignores_json_without_binary_data_size() -> None:
-    check_header_length(b'{"outputs":[]} {"outputs":[]}')
     assert not refused([b'{"outputs":[]} {"outputs":[]}'])
 
 

@@ -125,7 +125,7 @@ def test_values_that_json_lacks_are_written_by_policy(name: str) -> None:
 
 def test_rows_are_nested() -> None:
     def nested(count: int, *shape: int) -> bytes | None:
-        return native.encode_numbers(bytes(range(count)), CODES["UINT8"], 0, shape)
+        return native.encode_numbers(bytes(range(count)), CODES["UINT8"], 0, False, shape)
 
     assert nested(4) == nested(4, 4) == b"0,1,2,3"
     assert nested(4, 2, 2) == b"[0,1],[2,3]"
@@ -137,12 +137,13 @@ def test_rows_are_nested() -> None:
         with pytest.raises(ValueError, match="this is not the shape of the elements"):
             nested(4, *shape)
     data = struct.pack("<4f", 1, 2, 3, math.nan)
-    assert native.encode_numbers(data, CODES["FP32"], ERROR, (2, 2)) is None
-    assert native.encode_numbers(data, CODES["FP32"], NULL, (2, 2)) == b"[1.0,2.0],[3.0,null]"
+    assert native.encode_numbers(data, CODES["FP32"], ERROR, False, (2, 2)) is None
+    nested_text = native.encode_numbers(data, CODES["FP32"], NULL, False, (2, 2))
+    assert nested_text == b"[1.0,2.0],[3.0,null]"
     with pytest.raises(OverflowError):
         nested(4, -2, -2)
     with pytest.raises(TypeError):
-        native.encode_numbers(b"\0", CODES["UINT8"], 0, ("1",))  # type: ignore[arg-type]
+        native.encode_numbers(b"\0", CODES["UINT8"], 0, False, ("1",))  # type: ignore[arg-type]
 
 
 def test_invalid_arguments_are_refused() -> None:
@@ -188,7 +189,7 @@ def test_nested_elements_agree_with_the_pure_way(name: str, shape: list[int], rn
     assert size is not None
     data = bytes(rng.choices((0, 1), k=math.prod(shape) * size))
     expected = in_python(data, name, NULL, tuple(shape))
-    assert native.encode_numbers(data, CODES[name], NULL, tuple(shape)) == expected
+    assert native.encode_numbers(data, CODES[name], NULL, False, tuple(shape)) == expected
 
 
 @pytest.mark.parametrize(("name", "policy"), [("FP16", NULL), ("BF16", LITERAL)])
