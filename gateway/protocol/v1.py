@@ -66,6 +66,10 @@ class V1ResponseLayout:
     single: bool = False
 
 
+_WHOLE: Final = {form: V1ResponseLayout(form) for form in V1Format}
+_SINGLE: Final = V1ResponseLayout(V1Format.ROWS, single=True)
+
+
 def check_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
     """Check the fields besides the tensors and return the model's parameters.
 
@@ -93,11 +97,11 @@ def check_shape(
     tensor's shape is ``shape`` without its first 1. Raises ModelMismatchError that names both.
     """
     if _fits(tensor.shape, shape):
-        return V1ResponseLayout(form)
+        return _WHOLE[form]
     is_rows = form is V1Format.ROWS
     alone = is_rows and not model.batching and tensor.shape[:1] != (-1,)
     if alone and shape[0] == 1 and _fits(tensor.shape, shape[1:]):
-        return V1ResponseLayout(form, single=True)
+        return _SINGLE
     takes = f"input '{tensor.name}' of model '{model.name}' takes shape {list(tensor.shape)}"
     if alone:
         takes += ", one instance at a time"
@@ -107,7 +111,10 @@ def check_shape(
 def _fits(declared: tuple[int, ...], shape: tuple[int, ...]) -> bool:
     if len(declared) != len(shape):
         return False
-    return all(size in (-1, actual) for size, actual in zip(declared, shape, strict=True))
+    for size, actual in zip(declared, shape, strict=True):  # noqa: SIM110  # compiled, a third
+        if size not in (-1, actual):
+            return False
+    return True
 
 
 def is_base64_output(output: Tensor) -> bool:
