@@ -11,9 +11,10 @@ import re
 import socket
 from collections.abc import Mapping, Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
+from urllib.parse import urlsplit
 
 import orjson
 
@@ -548,10 +549,13 @@ def _is_gone(server: str) -> bool:
     Then its process has ended, or is about to; a region lives no longer than the process that has
     mapped it. One that has started there since then has none of a dead owner.
     """
+    url, _, resolved = server.partition(" ")  # see TcpAddress.url
     try:
-        address = parse_server_url(server.replace("https:", "http:", 1).partition(" ")[0])
-        if isinstance(address, TcpAddress) and address.is_local:
-            socket.create_connection((address.host, address.port), _CONNECT_TIMEOUT).close()
+        address = parse_server_url(f"http://{urlsplit(url).netloc}")
+        if isinstance(address, TcpAddress):
+            address = replace(address, host=resolved.strip("()") or address.host)
+            if address.is_local:
+                socket.create_connection((address.host, address.port), _CONNECT_TIMEOUT).close()
     except ConnectionRefusedError:
         return True
     except (OSError, ValueError):
