@@ -595,8 +595,14 @@ def moved_away(folder: Path) -> Iterator[None]:
         gone.rename(folder)
 
 
-def told(lane: SharedMemoryLane) -> tuple[object, ...]:
+def described(lane: SharedMemoryLane) -> dict[str, int | str]:
     memory = lane.describe()
+    assert memory is not None
+    return memory
+
+
+def told(lane: SharedMemoryLane) -> tuple[object, ...]:
+    memory = described(lane)
     return memory["size"], memory["in_use"], memory["quarantined"]
 
 
@@ -766,7 +772,7 @@ MIB = 2**20
 
 
 def allocated(lane: SharedMemoryLane) -> object:
-    return lane.describe()["allocated"]
+    return described(lane)["allocated"]
 
 
 async def grow(lane: SharedMemoryLane, size: int) -> Slice:
