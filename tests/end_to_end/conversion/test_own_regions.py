@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import mmap
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -12,7 +13,7 @@ import grpc
 import pytest
 
 from gateway.protocol.grpc.framing import frame
-from tests.support.gateway import RunningGateway, running_gateway, served, until
+from tests.support.gateway import RunningGateway, gateway_before, running_gateway, served, until
 from tests.support.grpc.client import SERVICE, GrpcClient, grpc_client
 from tests.support.grpc.proto_file import ModelInferRequest, message_class
 from tests.support.http2_client import connect_http2
@@ -389,6 +390,39 @@ async def _unregister_all(gateway: RunningGateway, client: str) -> None:
         async with grpc_client(gateway.url) as grpc_peer:
             response = await grpc_peer.call(UNREGISTER, b"")
             assert (response.code, response.message) == (grpc.StatusCode.OK, b"")
+
+
+async def test_server_that_closes_before_it_responds_is_told_of() -> None:
+    model = SharedMemoryModel(1)
+    model.cut_after = "unregister"
+    async with served(*[model] * 30, upstream=SHARED) as (_, gateway, client):
+        await until(lambda: model.regions)
+        (own,) = model.regions
+        model.regions |= {each: mmap.mmap(-1, 1) for each in ("a", "b")}
+        reply = await client.ask(request("POST", f"{ALL}/unregister"))
+        assert (reply.status, "closed the connection" in reply.error) == (502, True)
+        assert set(model.regions) == {own}  # the others are not left for it
+        await _unregister_all(gateway, "http")
+
+
+async def test_client_that_leaves_while_regions_are_unregistered_leaves_nothing() -> None:
+    asked = asyncio.Event()
+
+    async def hang(connection: Connection) -> None:
+        target = (await connection.request()).head.target
+        while not target.endswith("/mine/unregister"):
+            body = json.dumps(REGIONS).encode() if target.endswith("/status") else b""
+            await connection.send(http_response(body))
+            target = (await connection.request()).head.target
+        asked.set()
+        await connection.wait_for_close()
+
+    async with gateway_before(*[hang] * 30, upstream=SHARED) as (_, gateway):
+        async with gateway.client() as client:
+            await client.send(request("POST", f"{ALL}/unregister"))
+            await asyncio.wait_for(asked.wait(), 5)
+            assert gateway.outstanding == 1
+        await gateway.until_idle()
 
 
 async def test_server_without_the_operation_says_so() -> None:
