@@ -99,6 +99,12 @@ class Upstream:
     """Which tensors go to its servers through shared memory, if any do."""
 
     @property
+    def may_have_regions(self) -> bool:
+        """Tell whether its servers may have regions of shared memory of this gateway."""
+        lanes = (endpoint.shared_memory for endpoint in self.pool.endpoints)
+        return any(lane is not None and lane.is_possible for lane in lanes)
+
+    @property
     def drains_cancelled(self) -> bool:
         """Tell whether its servers see neither cancellations nor deadlines of gRPC calls."""
         return drains_cancelled(self.grpc_cancellation, self.dialect_state.dialect)

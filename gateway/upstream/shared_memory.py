@@ -11,9 +11,10 @@ import re
 import socket
 from collections.abc import Mapping, Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
+from urllib.parse import urlsplit
 
 import orjson
 
@@ -109,6 +110,8 @@ class SharedMemoryPolicy:
     close_timeout: float = _CLOSE_TIMEOUT
     retry_interval: float = _RETRY_INTERVAL
     shrink_interval: float = _SHRINK_INTERVAL
+    is_auto: bool = False
+    """Whether nobody has asked for it: then a server without it is no news."""
 
 
 class SharedMemoryLane:
@@ -129,7 +132,8 @@ class SharedMemoryLane:
         self.min_bytes = policy.min_bytes
         self._policy: Final = policy
         self.why_not = why_not or "it is not registered yet"
-        self._is_possible: Final = not why_not
+        self.is_possible: Final = not why_not
+        """Whether the server may ever have a region."""
         self._is_supported = is_supported
         self._region: Region | None = None
         self._old: dict[Region, asyncio.Task[None]] = {}
@@ -166,7 +170,7 @@ class SharedMemoryLane:
     def set_supported(self, is_supported: bool) -> None:
         """Learn from the server's metadata whether it takes a registration."""
         self._is_supported = is_supported
-        if not is_supported and self._is_possible and self._region is None:
+        if not is_supported and self.is_possible and self._region is None:
             self._tell_why_not("the server does not list the extension system_shared_memory")
         self._wake.set()
 
@@ -215,8 +219,13 @@ class SharedMemoryLane:
         """The bytes of slices that calls or the server may use."""
         return sum(each.used for each in self._shared())
 
-    def describe(self) -> dict[str, int | str]:
-        """Describe it for the admin address: bytes of the region, of calls and in quarantine."""
+    def describe(self) -> dict[str, int | str] | None:
+        """Describe it for the admin address: bytes of the region, of calls and in quarantine.
+
+        None if nobody has asked for it, and the server does not have it.
+        """
+        if self._region is None and self._is_no_news:
+            return None
         quarantined = sum(each.quarantined for each in self._shared())
         return {
             "size": self.size,
@@ -346,7 +355,7 @@ class SharedMemoryLane:
         self._wake.set()
 
     async def _keep_registered(self) -> None:
-        if not self._is_possible:
+        if not self.is_possible:
             _log.info("%s: no shared memory: %s", self._endpoint.url, self.why_not)
             return
         while True:
@@ -401,8 +410,13 @@ class SharedMemoryLane:
         if self._region is None:
             what, self.why_not = "no shared memory", reason
         if reason != self._told:
-            _log.info("%s: %s: %s", self._endpoint.url, what, reason)
+            level = logging.DEBUG if self._is_no_news else logging.INFO
+            _log.log(level, "%s: %s: %s", self._endpoint.url, what, reason)
         self._told = reason
+
+    @property
+    def _is_no_news(self) -> bool:
+        return self._policy.is_auto and not self._is_supported
 
     def _retire(self) -> None:
         """Give no more slices of the region, and drop it when nobody uses it any more."""
@@ -548,10 +562,13 @@ def _is_gone(server: str) -> bool:
     Then its process has ended, or is about to; a region lives no longer than the process that has
     mapped it. One that has started there since then has none of a dead owner.
     """
+    url, _, resolved = server.partition(" ")  # see TcpAddress.url
     try:
-        address = parse_server_url(server.replace("https:", "http:", 1).partition(" ")[0])
-        if isinstance(address, TcpAddress) and address.is_local:
-            socket.create_connection((address.host, address.port), _CONNECT_TIMEOUT).close()
+        address = parse_server_url(f"http://{urlsplit(url).netloc}")
+        if isinstance(address, TcpAddress):
+            address = replace(address, host=resolved.strip("()") or address.host)
+            if address.is_local:
+                socket.create_connection((address.host, address.port), _CONNECT_TIMEOUT).close()
     except ConnectionRefusedError:
         return True
     except (OSError, ValueError):

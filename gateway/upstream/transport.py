@@ -310,6 +310,10 @@ class SharedMemory(Protocol):
     min_bytes: int
 
     @property
+    def is_possible(self) -> bool:
+        """Tell whether the server may ever have a region."""
+
+    @property
     def size(self) -> int:
         """The bytes of the region; 0 without one."""
 
@@ -322,8 +326,11 @@ class SharedMemory(Protocol):
     async def close(self) -> None:
         """Unregister the region once no call uses it, or leave it for the next start."""
 
-    def describe(self) -> dict[str, int | str]:
-        """Describe it for the admin address: bytes of the region, of calls and in quarantine."""
+    def describe(self) -> dict[str, int | str] | None:
+        """Describe it for the admin address: bytes of the region, of calls and in quarantine.
+
+        None if there is nothing to tell.
+        """
 
     def take(self, size: int) -> Slice | None:
         """Return a slice; None without a region, and if it has no room."""

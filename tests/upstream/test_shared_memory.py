@@ -4,9 +4,11 @@ import asyncio
 import json
 import mmap
 import os
+import ssl
 import subprocess
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -16,7 +18,7 @@ from multidict import CIMultiDict, CIMultiDictProxy
 from gateway.errors import ErrorKind, GatewayError, bad_response
 from gateway.system import shared_memory as region
 from gateway.system.shared_memory import Owner, Slice, is_dead, owner_of
-from gateway.upstream.address import parse_server_url
+from gateway.upstream.address import TcpAddress, TlsTarget, parse_server_url
 from gateway.upstream.control_client import send_control_request
 from gateway.upstream.exchange import EndpointOptions, ResponseFuture
 from gateway.upstream.http.endpoint import HttpEndpoint
@@ -593,8 +595,14 @@ def moved_away(folder: Path) -> Iterator[None]:
         gone.rename(folder)
 
 
-def told(lane: SharedMemoryLane) -> tuple[object, ...]:
+def described(lane: SharedMemoryLane) -> dict[str, int | str]:
     memory = lane.describe()
+    assert memory is not None
+    return memory
+
+
+def told(lane: SharedMemoryLane) -> tuple[object, ...]:
+    memory = described(lane)
     return memory["size"], memory["in_use"], memory["quarantined"]
 
 
@@ -764,7 +772,7 @@ MIB = 2**20
 
 
 def allocated(lane: SharedMemoryLane) -> object:
-    return lane.describe()["allocated"]
+    return described(lane)["allocated"]
 
 
 async def grow(lane: SharedMemoryLane, size: int) -> Slice:
@@ -1084,11 +1092,23 @@ async def test_mark_of_a_dead_owner_goes_once_its_server_has_none_of_its_regions
         await until(lambda: names(folder) == [mark_of(server.own)])
 
 
+TLS = TlsTarget(ssl.create_default_context(), "models.test")
+ADDRESSES = {
+    "address": TcpAddress("127.0.0.1", 0),
+    "resolved": TcpAddress("models.test", 0, address="127.0.0.1"),
+    "gRPC over TLS": TcpAddress("localhost", 0, TLS, scheme="grpc"),
+}
+
+
+@pytest.mark.parametrize("address", ADDRESSES.values(), ids=ADDRESSES)
 async def test_mark_of_a_dead_owner_goes_once_nobody_listens_at_its_server(
-    server: Server, folder: Path
+    server: Server, folder: Path, address: TcpAddress
 ) -> None:
     async with ScriptedServer() as living, ScriptedServer() as gone:
-        owners = [Owner(living.url), Owner(gone.url), Owner("http://192.0.2.1:1"), Owner("unix:/x")]
+        ports = [int(each.url.rpartition(":")[2]) for each in (living, gone)]
+        urls = [replace(address, port=port).url for port in ports]
+        urls += [TcpAddress("localhost", 1, address="192.0.2.1").url, "unix:/x"]
+        owners = [Owner(each) for each in urls]
         for each in owners:
             each.close(keeps_regions=True)
         kept = [f"tensorgate-{each.token}.owner" for each in owners if each is not owners[1]]

@@ -232,7 +232,10 @@ def build_pool(
 
 def _shared_memory_policy(declared: UpstreamSettings) -> SharedMemoryPolicy | None:
     shared = declared.shared_memory
-    return None if shared is None else SharedMemoryPolicy(shared.size, shared.min_bytes)
+    if shared is None:
+        return None
+    is_auto = not shared.model_fields_set
+    return SharedMemoryPolicy(shared.size, shared.min_bytes, is_auto=is_auto)
 
 
 def _shared_memory_lane(
@@ -241,7 +244,10 @@ def _shared_memory_lane(
     declared: UpstreamSettings,
     state: DialectState,
 ) -> SharedMemoryLane | None:
-    """Make the lane of an endpoint; a detector tells it whether the server has the extension."""
+    """Make the lane of an endpoint; a detector tells it whether the server has the extension.
+
+    An endpoint that can have none has a lane if the settings ask for one: it says why.
+    """
     policy = _shared_memory_policy(declared)
     if policy is None:
         return None
@@ -253,6 +259,8 @@ def _shared_memory_lane(
     configured = None if isinstance(state, DialectDetector) else state.dialect
     if configured is not None and not configured.triton_extensions:
         why_not = f"servers of the dialect {configured.name} have none"
+    if why_not and policy.is_auto:
+        return None
     return SharedMemoryLane(endpoint, policy, why_not, is_supported=configured is not None)
 
 
@@ -316,6 +324,7 @@ def _build(
     clock = asyncio.get_running_loop().time
     on_failure = partial(metrics.count_failure, spec.name)
     pool = build_pool(spec, buffers, on_ejection, on_failure, state, concurrency_limit, on_health)
+    may_share = pool.is_dynamic or any(each.shared_memory is not None for each in pool.endpoints)
     return Upstream(
         spec.name,
         state,
@@ -326,7 +335,7 @@ def _build(
         declared.required,
         protocol,
         declared.grpc_cancellation,
-        _shared_memory_policy(declared),
+        _shared_memory_policy(declared) if may_share else None,
     )
 
 

@@ -35,6 +35,8 @@ VARIABLE: Final = 150_528
 _TIMEOUT: Final = 60.0
 _PATIENCE: Final = 20.0
 """Seconds in which the gateway has to start, and to share memory."""
+_SHARED: Final = {"size": "256MiB"}
+"""That of auto; asked for, so that the gateway says why there is none."""
 _WAY: Final = "x-demo-way"
 _DIRECT, _SOCKET, _MEMORY = "server alone", "gateway", "with shared memory"
 _Call = Callable[[str, bytes, Mapping[str, str]], tuple[float, bytes]]
@@ -139,7 +141,7 @@ def _running(server_url: str, addresses: tuple[str, str]) -> Iterator[str]:
     settings = {
         "listen": addresses[0],
         "admin": addresses[1],
-        "upstreams": {"socket": upstream, "memory": {**upstream, "shared_memory": "auto"}},
+        "upstreams": {"socket": upstream, "memory": {**upstream, "shared_memory": _SHARED}},
         "routes": [
             {"match": {"headers": {_WAY: _MEMORY}}, "upstream": "memory"},
             {"upstream": "socket"},

@@ -58,7 +58,7 @@ from gateway.proxy.calls.handler import (
     scope_of,
 )
 from gateway.proxy.calls.infer import InferHandler, convert_whole
-from gateway.proxy.calls.shared_memory import lists_regions
+from gateway.proxy.calls.shared_memory import is_for_all_regions
 from gateway.proxy.destination import Destination, Limits, Upstream
 from gateway.proxy.errors import record_status, send_status
 from gateway.proxy.grpc.http_form import (
@@ -510,10 +510,10 @@ class RpcHandler(CallHandler):
             passes = upstream.speaks_grpc and kind is not OperationKind.LOGGING
             message: bytes | memoryview | None = None
             rpc = self._rpc.name
-            if rpc.startswith("SystemSharedMemory") and upstream.shared_memory is not None:
+            if rpc.startswith("SystemSharedMemory") and upstream.may_have_regions:
                 message = await receive_message(call, reservation)
                 region = read_request(rpc, message).path.get("name", "")
-                passes = passes and not lists_regions(rpc, region)
+                passes = passes and not is_for_all_regions(rpc, region)
             if passes:
                 await grpc_passthrough(call, reservation, message)
             else:

@@ -2,31 +2,52 @@
 
 from __future__ import annotations
 
-from typing import Final
+import re
+from dataclasses import replace
+from typing import Any, Final
 
 import orjson
 
 from gateway.errors import ErrorKind, GatewayError, bad_response
 from gateway.http1.head import RequestHead
 from gateway.protocol.grpc.rpcs import rpc_of
+from gateway.protocol.json_errors import quote_value
+from gateway.protocol.operations import quote_name
+from gateway.proxy.admission.memory_budget import Reservation
 from gateway.proxy.attempts.retry import send_call
 from gateway.proxy.body_io import passthrough
 from gateway.proxy.calls.handler import PassthroughHandler, ServerRequest
-from gateway.proxy.cluster.scatter_gather import make_sub_request, read_response, send_buffered
-from gateway.proxy.destination import Destination
+from gateway.proxy.cluster.scatter_gather import (
+    BufferedResponse,
+    SubResponse,
+    make_sub_request,
+    query_servers,
+    read_response,
+    send_buffered,
+    send_json,
+    send_merged,
+)
+from gateway.proxy.destination import Destination, Upstream
 from gateway.proxy.headers import with_body
 from gateway.proxy.interfaces import Call
 from gateway.system.shared_memory import PREFIX
+from gateway.upstream.transport import UpstreamRequest
 
 _STATUS: Final = "SystemSharedMemoryStatus"
 _REGISTER: Final = "SystemSharedMemoryRegister"
 _UNREGISTER: Final = "SystemSharedMemoryUnregister"
 
+_PATH: Final = "/v2/systemsharedmemory"
+_SEGMENT: Final = re.compile(r"(?!\.\.?$)[\w.~%!$&'()*+,;=:@-]+", re.ASCII)
+"""Names that a path has as they are: Triton decodes none (RFC 3986, section 3.3)."""
+_UNKNOWN: Final = (400, 404)
+"""Statuses of a server that does not have a region."""
+
 
 class SharedMemoryHandler(PassthroughHandler):
     """Passes the operations untouched, but for the regions of the gateway itself.
 
-    Those exist only where tensors go to an upstream through shared memory.
+    Those exist only where tensors may go to an upstream through shared memory.
     """
 
     def to_server(
@@ -37,26 +58,28 @@ class SharedMemoryHandler(PassthroughHandler):
         request_id: str,
     ) -> ServerRequest | None:
         """Return the request for a server."""
-        if destination.upstream.shared_memory is not None:
+        if destination.upstream.may_have_regions:
             return None
         return super().to_server(head, body, destination, request_id)
 
     async def serve(self, call: Call) -> None:
         """Serve a call in a task."""
         rpc = None
-        if call.destination.upstream.shared_memory is not None:
+        if call.destination.upstream.may_have_regions:
             rpc = rpc_of("POST", call.request.target)  # the server refuses other methods itself
-        if rpc is not None and lists_regions(rpc.rpc, rpc.path.get("name", "")):
+        if rpc is None or not is_for_all_regions(rpc.rpc, rpc.path.get("name", "")):
+            await passthrough(call)
+        elif rpc.rpc == _STATUS:
             await _list_regions(call)
         else:
-            await passthrough(call)
+            await _unregister_all(call)
 
 
-def lists_regions(rpc: str, name: str) -> bool:
-    """Tell whether the response to an RPC lists all regions; ``name`` is that of its region.
+def is_for_all_regions(rpc: str, name: str) -> bool:
+    """Tell whether an RPC is for all regions, the gateway's too; ``name`` is that of its region.
 
     Raises GatewayError if the RPC is for a region of the gateway: 404 as from the server for a
-    region that it does not have, 403 for a change, and for a change of all regions.
+    region that it does not have, 403 for a change.
     """
     is_own = name.startswith(PREFIX)
     if rpc == _STATUS and is_own:
@@ -65,10 +88,7 @@ def lists_regions(rpc: str, name: str) -> bool:
     if rpc in (_REGISTER, _UNREGISTER) and is_own:
         text = f"shared memory regions whose names begin with '{PREFIX}' are the gateway's own"
         raise GatewayError(ErrorKind.FORBIDDEN, text)
-    if rpc == _UNREGISTER and not name:
-        text = "this would unregister the gateway's own shared memory, too; unregister each region"
-        raise GatewayError(ErrorKind.FORBIDDEN, f"{text} by its name")
-    return rpc == _STATUS and not name
+    return rpc in (_STATUS, _UNREGISTER) and not name
 
 
 async def _list_regions(call: Call) -> None:
@@ -80,11 +100,65 @@ async def _list_regions(call: Call) -> None:
         await send_buffered(call, received)
         return
     try:
-        regions = [
-            each for each in orjson.loads(received.body) if not each["name"].startswith(PREFIX)
-        ]
+        regions = _of_clients(orjson.loads(received.body))
     except (ValueError, TypeError, KeyError, AttributeError):
         raise bad_response("the server sent no list of shared memory regions") from None
     call.deadline.expect_client()
     headers = with_body(received.headers, {})
     await call.response.send(200, received.reason, headers, orjson.dumps(regions))
+
+
+def _of_clients(regions: Any) -> list[Any]:
+    return [each for each in regions if not each["name"].startswith(PREFIX)]
+
+
+async def _unregister_all(call: Call) -> None:
+    """Unregister the regions of clients at every endpoint, one by one, and respond as Triton does.
+
+    Raises GatewayError: 405 for another method than POST, 501 for a name that fits into no path,
+    and as ``merge_responses``.
+    """
+    if call.request.method != "POST":  # a server over gRPC would not see it
+        raise GatewayError(ErrorKind.NOT_ALLOWED, "Method Not Allowed")
+    upstream = call.destination.upstream
+    call = replace(call, upstreams=(upstream,))
+    with call.reserve() as reservation:
+        status = make_sub_request(call.request, f"{_PATH}/status", method="GET")
+        listed = await _query(call, status, reservation)
+        results = {each.server.url: each for each in listed}
+        regions = {
+            region["name"]
+            for each in listed
+            if each.success
+            for region in each.parse(_of_clients, "list of shared memory regions")
+        }
+        for target in [_unregister_target(name, upstream) for name in sorted(regions)]:
+            request = make_sub_request(call.request, target, (b"",))
+            for each in await _query(call, request, reservation):
+                url = each.server.url
+                if not _lacks_region(each) and (url not in results or results[url].success):
+                    results[url] = each
+        if all(each.success for each in results.values()):
+            await send_json(call, b"")
+        else:
+            await send_merged(call, tuple(results.values()))
+
+
+async def _query(
+    call: Call, request: UpstreamRequest, reservation: Reservation
+) -> list[SubResponse]:
+    return await query_servers(call, lambda _: request, reservation)
+
+
+def _lacks_region(response: SubResponse) -> bool:
+    result = response.result
+    return isinstance(result, BufferedResponse) and result.status in _UNKNOWN
+
+
+def _unregister_target(name: str, upstream: Upstream) -> str:
+    if not upstream.inference_protocol.has_http:
+        name = quote_name(name)
+    elif not _SEGMENT.fullmatch(name):
+        text = f"shared memory region {quote_value(name)} has a name that fits into no path"
+        raise GatewayError(ErrorKind.UNSUPPORTED, f"{text}; unregister it by its name over gRPC")
+    return f"{_PATH}/region/{name}/unregister"

@@ -176,4 +176,4 @@ class MemberState:
     latency_outlier: str | None = None
     """How its latency is an outlier; None if it is not."""
     shared_memory: dict[str, int | str] | None = None
-    """See ``SharedMemoryLane.describe``; None if the settings want none."""
+    """See ``SharedMemoryLane.describe``; None if the endpoint need not have any."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import mmap
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -11,7 +13,7 @@ import grpc
 import pytest
 
 from gateway.protocol.grpc.framing import frame
-from tests.support.gateway import RunningGateway, running_gateway, served
+from tests.support.gateway import RunningGateway, gateway_before, running_gateway, served, until
 from tests.support.grpc.client import SERVICE, GrpcClient, grpc_client
 from tests.support.grpc.proto_file import ModelInferRequest, message_class
 from tests.support.http2_client import connect_http2
@@ -27,8 +29,10 @@ from tests.support.inference_messages import (
     metadata,
 )
 from tests.support.servers.grpc_server import GrpcServer, grpc_server
+from tests.support.servers.grpc_shared_memory import GrpcSharedMemoryModel
 from tests.support.servers.model_scripts import model_script
 from tests.support.servers.scripted_server import Connection, ScriptedServer
+from tests.support.servers.shared_memory_server import SharedMemoryModel
 
 OWN = "tensorgate-x-1"
 SHARED: dict[str, Any] = {"shared_memory": {"size": "1MiB"}}
@@ -264,16 +268,12 @@ async def test_text_of_a_tensor_may_be_the_name_of_such_a_region() -> None:
 REGION = "/v2/systemsharedmemory/region"
 ALL = "/v2/systemsharedmemory"
 FOREIGN = "shared memory regions whose names begin with 'tensorgate-' are the gateway's own"
-EVERYBODYS = (
-    "this would unregister the gateway's own shared memory, too; unregister each region by its name"
-)
 UNKNOWN = f"Unable to find system shared memory region: '{OWN}'"
 REFUSED = [
     ("POST", f"{REGION}/{OWN}/register", 403, FOREIGN),
     ("POST", f"{REGION}/{OWN}/unregister?x", 403, FOREIGN),
     ("POST", f"{REGION}/%74ensorgate-x-1/unregister", 403, FOREIGN),
-    ("POST", f"{ALL}/unregister", 403, EVERYBODYS),
-    ("PUT", f"{ALL}/unregister", 403, EVERYBODYS),
+    ("PUT", f"{ALL}/unregister", 405, "Method Not Allowed"),
     ("GET", f"{REGION}/{OWN}/status", 404, UNKNOWN),
 ]
 PASSED = [
@@ -307,13 +307,14 @@ async def test_all_operations_pass_where_no_tensors_go_through_shared_memory() -
     async with _gateway(upstream=none) as (_, over_grpc, gateway), gateway.client() as client:
         for method, target, *_ in REFUSED:
             assert (await client.ask(request(method, target))).status == 200
+        assert (await client.ask(request("POST", f"{ALL}/unregister"))).status == 200
         listed = await client.ask(request("GET", f"{ALL}/status"))
         assert json.loads(listed.body) == REGIONS
         async with grpc_client(gateway.url) as grpc_peer:
-            for rpc, name, *_ in REFUSED_RPCS:
+            for rpc, name, *_ in (*REFUSED_RPCS, (UNREGISTER, "")):
                 message = _region_message(rpc, name)
                 assert (await grpc_peer.call(rpc, message)).code is grpc.StatusCode.OK
-        assert len(over_grpc.requests) == len(REFUSED_RPCS)
+                assert over_grpc.requests.pop() == message
 
 
 def _region_message(rpc: str, name: str) -> bytes:
@@ -326,7 +327,6 @@ STATUS, REGISTER, UNREGISTER = (
 REFUSED_RPCS = [
     (REGISTER, OWN, grpc.StatusCode.PERMISSION_DENIED, FOREIGN),
     (UNREGISTER, OWN, grpc.StatusCode.PERMISSION_DENIED, FOREIGN),
-    (UNREGISTER, "", grpc.StatusCode.PERMISSION_DENIED, EVERYBODYS),
     (STATUS, OWN, grpc.StatusCode.NOT_FOUND, UNKNOWN),
 ]
 
@@ -354,6 +354,85 @@ async def test_regions_of_the_gateway_are_none_for_grpc_clients(
         innocents = [_region_message(rpc, "mine") for rpc, *_ in REFUSED_RPCS]
         assert over_grpc.requests == (innocents if protocol == "grpc" else [])
         assert bool(_targets(server, f"{REGION}/mine/")) == (protocol == "http")
+
+
+@pytest.mark.parametrize("protocol", ["http", "grpc", "both"])
+@pytest.mark.parametrize("client", ["http", "grpc"])
+async def test_clients_unregister_all_regions_but_those_of_gateways(
+    client: str, protocol: str
+) -> None:
+    over_http, over_grpc = SharedMemoryModel(1), GrpcSharedMemoryModel(1)
+    model = over_grpc if protocol == "grpc" else over_http
+    model.regions = {each: mmap.mmap(-1, 1) for each in ("mine", "my%20own", OWN)}
+    if protocol == "grpc":
+        model.regions["a/b %"] = mmap.mmap(-1, 1)
+    async with ScriptedServer(*[over_http] * 30) as server:
+        with grpc_server(unary=over_grpc.unary) as other:
+            both = {"http": server.url, "grpc": other.url}
+            endpoints = [both.get(protocol, both)]
+            async with running_gateway(upstream={**SHARED, "endpoints": endpoints}) as gateway:
+                (memory,) = [each.shared_memory for each in gateway.pool.endpoints]
+                await until(lambda: memory is not None and memory.size)
+                (own,) = model.regions.keys() - {"mine", "my%20own", OWN, "a/b %"}
+                await _unregister_all(gateway, client)
+                assert set(model.regions) == {OWN, own}
+                await _unregister_all(gateway, client)
+                assert set(model.regions) == {OWN, own}
+
+
+async def _unregister_all(gateway: RunningGateway, client: str) -> None:
+    if client == "http":
+        async with gateway.client() as http_client:
+            for body in (b"{}", b""):  # the connection stays usable
+                reply = await http_client.ask(request("POST", f"{ALL}/unregister", body))
+                assert (reply.status, reply.body) == (200, b"")
+    else:
+        async with grpc_client(gateway.url) as grpc_peer:
+            response = await grpc_peer.call(UNREGISTER, b"")
+            assert (response.code, response.message) == (grpc.StatusCode.OK, b"")
+
+
+async def test_server_that_closes_before_it_responds_is_told_of() -> None:
+    model = SharedMemoryModel(1)
+    model.cut_after = "unregister"
+    async with served(*[model] * 30, upstream=SHARED) as (_, gateway, client):
+        await until(lambda: model.regions)
+        (own,) = model.regions
+        model.regions |= {each: mmap.mmap(-1, 1) for each in ("a", "b")}
+        reply = await client.ask(request("POST", f"{ALL}/unregister"))
+        assert (reply.status, "closed the connection" in reply.error) == (502, True)
+        assert set(model.regions) == {own}  # the others are not left for it
+        await _unregister_all(gateway, "http")
+
+
+async def test_client_that_leaves_while_regions_are_unregistered_leaves_nothing() -> None:
+    asked = asyncio.Event()
+
+    async def hang(connection: Connection) -> None:
+        target = (await connection.request()).head.target
+        while not target.endswith("/mine/unregister"):
+            body = json.dumps(REGIONS).encode() if target.endswith("/status") else b""
+            await connection.send(http_response(body))
+            target = (await connection.request()).head.target
+        asked.set()
+        await connection.wait_for_close()
+
+    async with gateway_before(*[hang] * 30, upstream=SHARED) as (_, gateway):
+        async with gateway.client() as client:
+            await client.send(request("POST", f"{ALL}/unregister"))
+            await asyncio.wait_for(asked.wait(), 5)
+            assert gateway.outstanding == 1
+        await gateway.until_idle()
+
+
+async def test_server_without_the_operation_says_so() -> None:
+    not_found = http_response(b'{"detail":"Not Found"}', status="404 Not Found")
+    async with served(model_script(other=not_found), upstream=SHARED) as (_, gateway, client):
+        reply = await client.ask(request("POST", f"{ALL}/unregister"))
+        assert (reply.status, reply.body) == (404, b'{"detail":"Not Found"}')
+        async with grpc_client(gateway.url) as grpc_peer:
+            response = await grpc_peer.call(UNREGISTER, b"")
+            assert (response.code, response.text) == (grpc.StatusCode.NOT_FOUND, "Not Found")
 
 
 async def test_name_that_fits_into_no_path_passes_over_grpc() -> None:

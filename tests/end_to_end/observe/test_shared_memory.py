@@ -143,6 +143,69 @@ async def test_server_without_the_extension_is_not_asked_for_it(
         assert len(server.requests) == (dialect == "auto")
 
 
+ELSEWHERE = "http://192.0.2.1:8000"
+NOT_HERE = "its address is not on this machine"
+
+
+async def test_server_elsewhere_is_told_of_only_where_the_settings_ask_for_memory(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO")
+    async with running_gateway(ELSEWHERE, upstream={"shared_memory": "auto"}) as gateway:
+        (state,) = gateway.pool.snapshot()
+        assert state.shared_memory is None
+    assert "memory" not in caplog.text
+    async with running_gateway(ELSEWHERE, upstream={"shared_memory": {"size": "1MiB"}}) as gateway:
+        (state,) = gateway.pool.snapshot()
+        assert state.shared_memory == {"size": 0, "allocated": 0, **NONE, "why_not": NOT_HERE}
+        await until(lambda: f"{ELSEWHERE}: no shared memory: {NOT_HERE}" in caplog.messages)
+
+
+async def test_server_without_the_extension_is_no_news_where_nobody_asks_for_memory(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO")
+    model = SharedMemoryModel(ELEMENTS)
+    model.itself = {"name": "other", "extensions": ["binary_tensor_data"]}
+    upstream = {"dialect": "auto", "shared_memory": "auto"}
+    async with served(model, upstream=upstream) as (server, gateway, client):
+        await until(lambda: gateway.pool.snapshot()[0].dialect)
+        assert (await client.ask(_request())).status == 200
+        assert gateway.pool.snapshot()[0].shared_memory is None
+    for dialect in ("kserve", "json"):
+        upstream = {"dialect": dialect, "shared_memory": "auto"}
+        async with running_gateway(server.url, upstream=upstream) as gateway:
+            assert gateway.pool.snapshot()[0].shared_memory is None
+    assert "memory" not in caplog.text
+
+
+async def test_triton_that_refuses_is_told_of_where_nobody_asks_for_memory(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO")
+    model = SharedMemoryModel(ELEMENTS)
+    model.is_on = False
+    upstream = {"dialect": "auto", "shared_memory": "auto"}
+    async with served(model, upstream=upstream) as (server, gateway, client):
+        seen = _Seen(gateway, client)
+        await until(lambda: gateway.pool.snapshot()[0].shared_memory)
+        await until(lambda: "--allow-client-shm" in seen.memory["why_not"])
+        (line,) = [each for each in caplog.messages if "memory" in each]
+        assert line == f"{server.url}: no shared memory: {seen.memory['why_not']}"
+
+
+async def test_server_at_a_resolved_address_gets_memory_where_nobody_asks_for_it() -> None:
+    model, data = SharedMemoryModel(1), bytes(2**18)
+    upstream = {"shared_memory": "auto", "dns_refresh": "10s"}
+    async with ScriptedServer(*[model] * 30) as server:
+        url = server.url.replace("127.0.0.1", "localhost")
+        async with running_gateway(url, upstream=upstream) as gateway, gateway.client() as client:
+            await until(lambda: model.regions)
+            assert (await client.ask(_request(data))).status == 200
+            (tensor,) = model.inferred[-1]["inputs"]
+            assert tensor["parameters"]["shared_memory_region"] in model.regions
+
+
 async def test_server_that_lists_the_extension_gets_memory() -> None:
     async with _seen(SharedMemoryModel(ELEMENTS), "auto") as seen:
         await until(lambda: not seen.memory["why_not"])

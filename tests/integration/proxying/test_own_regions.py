@@ -99,7 +99,7 @@ def test_clients_over_http_get_nothing_of_the_region(
     refused = via_gateway.infer("identity_fp32", _request(own))
     assert refused.status == 400
     assert own in refused.fields["error"]
-    for path in (f"/region/{own}/unregister", f"/region/{own}/register", "/unregister"):
+    for path in (f"/region/{own}/unregister", f"/region/{own}/register"):
         assert via_gateway.send("POST", _ALL + path, b"{}").status == 403
     assert _names(via_gateway) == []
     assert _names(direct) == [own]
@@ -130,13 +130,37 @@ def test_clients_over_http_keep_their_own_regions(
     assert _names(direct) == [own]
 
 
+def test_client_that_unregisters_all_regions_takes_none_of_the_gateway(
+    via_gateway: Client, direct: Client, own: str, mine: str, grpc_client: Any
+) -> None:
+    """With the server alone, they would all go; its response is the same."""
+    region = json.dumps({"key": mine, "offset": 0, "byte_size": _VALUES.nbytes}).encode()
+    for over_grpc in (False, True):
+        for name in ("mine", "my%20own"):
+            assert direct.send("POST", f"{_ALL}/region/{name}/register", region).status == 200
+            assert own in _names(direct)
+            assert name in _names(via_gateway)
+            if over_grpc:
+                grpc_client.unregister_system_shared_memory()
+            else:
+                check_same(
+                    via_gateway.send("POST", f"{_ALL}/unregister", b""),
+                    direct.send("POST", f"{_ALL}/region/none/unregister", b""),
+                )
+            assert _names(direct) == [own]
+    large = {"name": "INPUT0", "datatype": "FP32", "shape": [50_000], "data": [1.5] * 50_000}
+    assert (
+        via_gateway.infer("identity_fp32", json.dumps({"inputs": [large]}).encode()).status == 200
+    )
+    assert _names(direct) == [own]  # one that the server did not know would be another by now
+
+
 def test_clients_over_grpc_get_nothing_of_the_region_and_keep_their_own(
     grpc_client: Any, direct: Client, own: str, mine: str
 ) -> None:
     refusals: list[Callable[[], Any]] = [
         lambda: grpc_client.infer("identity_fp32", [_input(own)]),
         lambda: grpc_client.unregister_system_shared_memory(own),
-        lambda: grpc_client.unregister_system_shared_memory(),
         lambda: grpc_client.register_system_shared_memory(own, mine, 8),
         lambda: grpc_client.get_system_shared_memory_status(own),
     ]

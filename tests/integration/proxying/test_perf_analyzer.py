@@ -9,8 +9,10 @@ import pytest
 
 from tests.integration.environment import CACHE
 from tests.integration.perf_analyzer.install import environment, program
+from tests.integration.proxying.shared_memory_calls import gateway_before, our_regions
 from tests.integration.support.gateway import Gateway
 from tests.integration.support.real_server import Reached
+from tests.integration.triton.server import TritonServer
 
 FOLDER = CACHE / "perf_analyzer"
 
@@ -50,6 +52,23 @@ def test_many_small_requests_come_back_as_they_were(
 
 
 CALLS = 100
+
+
+@pytest.mark.triton
+def test_shared_memory_of_its_own_leaves_that_of_the_gateway(
+    triton: TritonServer, tmp_path: Path
+) -> None:
+    """It unregisters all regions at its start and at its end."""
+    endpoint = {"http": triton.http_url, "grpc": triton.grpc_url}
+    memory = ("--shared-memory", "system", "--output-shared-memory-size", "200000")
+    with gateway_before(tmp_path, triton, endpoints=[endpoint], shared_memory="auto") as gateway:
+        own = our_regions(triton)
+        for protocol in ("http", "grpc"):
+            for options in ((), memory):
+                words = ("-i", protocol, "--shape", "INPUT0:50000", *options)
+                assert perf_analyzer(gateway, "identity_fp32", CALLS, *words) >= CALLS
+        assert our_regions(triton) == own
+        assert len(own) == 1
 
 
 def test_each_server_answers_over_grpc(any_gateway: Gateway, any_upstream: Reached) -> None:

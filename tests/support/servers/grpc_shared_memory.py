@@ -54,7 +54,8 @@ class GrpcSharedMemoryModel:
 
     def _unregister(self, data: bytes, context: grpc.ServicerContext) -> bytes:
         asked = message_class("SystemSharedMemoryUnregisterRequest").FromString(data)
-        self.regions.pop(asked.name, None)
+        for each in [asked.name] if asked.name else [*self.regions]:
+            self.regions.pop(each, None)
         return b""
 
     def _list(self, data: bytes, context: grpc.ServicerContext) -> bytes:

@@ -77,7 +77,8 @@ class SharedMemoryModel:
         if action == "status":
             return http_response(json.dumps([{"name": each} for each in self.regions]).encode())
         if action == "unregister":
-            self.regions.pop(name, None)
+            for each in [name] if name else [*self.regions]:
+                self.regions.pop(each, None)
             return http_response()
         if name in self.regions:
             return _error("400 Bad Request", f"shared memory region '{name}' already in manager")
