@@ -29,6 +29,8 @@ _MAX_REASON: Final = 200
 _UNLIMITED: Final = 2**31 - 1
 _ERROR_CODES: Final = {int(code): code for code in ErrorCode}
 _HEAD: Final = (b":method", b"HEAD")
+_PSEUDO_HEADERS: Final = 4
+"""Those of a request, which come first."""
 
 
 class _Guard:
@@ -579,7 +581,7 @@ class Http2Connection:
                 return
             if not stream.sent_headers:
                 stream.sent_headers = True
-                stream.is_head = self._is_client and _HEAD in fields
+                stream.is_head = self._is_client and _HEAD in fields[:_PSEUDO_HEADERS]
             block = self._encoder.encode(fields)
             self.output.append(
                 frames.encode_headers(stream.id, block, end_stream, self._max_send_frame)

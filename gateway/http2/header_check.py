@@ -6,7 +6,7 @@ import re
 from typing import Final
 
 from gateway.http2.errors import ErrorCode, Http2Error
-from gateway.http2.hpack import Header
+from gateway.http2.hpack import NOT_INDEXED, Header
 from gateway.sizes import CACHED_LINES, QUOTED_NAME
 from gateway.system.bounded_cache import BoundedCache
 
@@ -36,6 +36,7 @@ _REQUEST: Final = {
 _RESPONSE: Final = {b":status": _STATUS}
 _NONE: Final[dict[bytes, re.Pattern[bytes]]] = {}
 
+_COLON: Final = ord(":")
 _SPACE: Final = b" \t"
 """Section 8.2.1: white space around a value is malformed. But users send it in ``Bearer $TOKEN``
 with an empty variable, and over HTTP/1.1 it is no part of the value. So that of requests is ignored
@@ -107,9 +108,10 @@ def _check(
     found: dict[bytes, bytes] = {}
     length = -1
     only_pseudo = True
+    known = _known.recent
     for field in fields:
         name, value = field
-        if name.startswith(b":"):
+        if name and name[0] == _COLON:
             if not only_pseudo:
                 raise _malformed(f"{_quoted(name)} after a regular field", stream_id)
             _check_pseudo(field, allowed.get(name), name in found, stream_id)
@@ -118,7 +120,7 @@ def _check(
         only_pseudo = False
         if name == b"content-length":
             length = _read_length(_trim(value, space), length, stream_id)
-        elif _known.get(field) is None:
+        elif field not in known and _known.get(field) is None:
             _check_field((name, _trim(value, space)), stream_id)
         if name == b"host" and found.setdefault(name, host := _trim(value, space)) != host:
             raise _malformed("more than one host", stream_id)
@@ -165,7 +167,8 @@ def _check_field(field: Header, stream_id: int) -> None:
         raise _malformed("'te' may only be trailers", stream_id)
     if name == b"host" and not _AUTHORITY.fullmatch(value):
         raise _malformed("invalid host", stream_id)
-    _remember(field)
+    if name not in NOT_INDEXED:  # another value each time
+        _remember(field)
 
 
 def _remember(field: Header) -> None:

@@ -314,6 +314,8 @@ class Encoder:
         # The numbers of the fields in the table, and the latest with each name.
         self._fields: dict[Header, int] = {}
         self._names: dict[bytes, int] = {}
+        self._indexed: dict[Header, bytes] = {}
+        """How fields of both tables are written, while the table does not change."""
         self._cache: dict[tuple[Header, ...], bytes] = {}
         self._size_update = b""
         """The start of the next block: a new size of the table."""
@@ -325,7 +327,7 @@ class Encoder:
         """
         if size < self.table.max_size:
             self._forget(self.table.resize(size))
-            self._cache.clear()
+            self._clear_cache()
             self._size_update = _integer(size, 0x1F, 0x20)
 
     def encode(self, fields: tuple[Header, ...]) -> bytes:
@@ -337,12 +339,13 @@ class Encoder:
         only_indexes = not self._size_update
         self._size_update = b""
         for field in fields:
-            index = self._index(field)
-            if index:
-                parts.append(_integer(index, 0x7F, 0x80))  # section 6.1
-            else:
+            part = self._indexed.get(field)
+            if part is None and (index := self._index(field)):
+                part = self._indexed[field] = _integer(index, 0x7F, 0x80)  # section 6.1
+            if part is None:
                 only_indexes = False
-                parts.append(self._encode_literal(field))
+                part = self._encode_literal(field)
+            parts.append(part)
         block = b"".join(parts)
         if only_indexes and len(fields) <= _MAX_CACHED_FIELDS:
             if len(self._cache) >= _MAX_CACHED_BLOCKS:
@@ -379,9 +382,13 @@ class Encoder:
         number = self.table.added
         self._fields[field] = number
         self._names[field[0]] = number
-        self._cache.clear()
+        self._clear_cache()
         if evicted:
             self._forget(evicted)
+
+    def _clear_cache(self) -> None:
+        self._indexed.clear()
+        self._cache.clear()
 
     def _forget(self, evicted: list[Header]) -> None:
         """Drop the numbers of evicted fields."""

@@ -71,10 +71,14 @@ class ModelScanner:
         self._marked_size = 0
         self._name_fields: Final = name_fields
         self._version_field: Final = version_field
-        fields = name_fields if version_field is None else (*name_fields, version_field)
-        self._last_wanted: Final = max(fields, default=0)
-        collected = (*fields, marked_field) if marked_field else fields
-        self._wanted: Final = {number << 3 | LENGTH: number for number in collected}
+        self._wanted: Final[dict[int, int]] = {}
+        last = 0
+        for number in name_fields if version_field is None else (*name_fields, version_field):
+            self._wanted[number << 3 | LENGTH] = number
+            last = max(last, number)
+        self._last_wanted: Final = last
+        if marked_field:
+            self._wanted[marked_field << 3 | LENGTH] = marked_field
         self._values: Final[dict[int, str]] = {}
         self._is_taken = False
         self._offset = 0
@@ -100,7 +104,7 @@ class ModelScanner:
         Servers differ in which one they read: a policy must allow each.
         """
         known = [self._values.get(number, "") for number in self._name_fields]
-        return tuple(name for name in known if name)
+        return tuple([name for name in known if name])
 
     @property
     def name_field(self) -> int:

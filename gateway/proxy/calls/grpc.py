@@ -118,7 +118,8 @@ def scan_message(method: GrpcMethod, body: bytes) -> NamedModel | None:
         return None
     scanner = ModelScanner(method.name_fields, method.version_field)
     if method.name_fields:
-        data = memoryview(body)[PREFIX_SIZE:]
+        is_small = len(body) <= _SCAN_STEP
+        data = body[PREFIX_SIZE:] if is_small else memoryview(body)[PREFIX_SIZE:]
         try:
             while data:
                 size = max(_SCAN_STEP, scanner.skip_size)
@@ -135,9 +136,9 @@ def scan_message(method: GrpcMethod, body: bytes) -> NamedModel | None:
 
 def _mentions(body: bytes, text: bytes) -> bool:
     """Tell whether a body with one message has a text outside its raw contents."""
-    if len(body) <= _SCAN_STEP:
-        return text in body
-    return text in bytes(_without_contents(memoryview(body)[PREFIX_SIZE:]))
+    if len(body) > _SCAN_STEP:
+        body = bytes(_without_contents(memoryview(body)[PREFIX_SIZE:]))
+    return body.find(text) >= 0
 
 
 def _without_contents(message: memoryview) -> memoryview:

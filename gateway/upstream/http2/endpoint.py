@@ -9,7 +9,7 @@ from multidict import CIMultiDict, CIMultiDictProxy
 
 from gateway.errors import ErrorKind, GatewayError
 from gateway.http1.head import MAX_CACHED_HEAD, HeadParser, MalformedError, ResponseHead
-from gateway.http2.hpack import Header, HeaderList
+from gateway.http2.hpack import NOT_INDEXED, Header, HeaderList
 from gateway.protocol.grpc.framing import PREFIX_SIZE, first_message_size
 from gateway.sizes import CACHED_HEADS, CACHED_LINES
 from gateway.system.bounded_cache import BoundedCache, cached
@@ -47,6 +47,10 @@ _MAX_COMPLETE: Final = 32 * 1024
 first window."""
 
 _HEAD_PARSER: Final = HeadParser(KEYED_RESPONSE_HEADERS, noted=("content-length",))
+_HOP_BY_HOP: Final = frozenset(name.encode() for name in HOP_BY_HOP)
+_NO_FIELD: Final = (b"", b"")
+_MAX_CACHED_LINE: Final = 256
+_fields_of_lines: Final[BoundedCache[bytes, Header]] = BoundedCache(CACHED_LINES)
 _heads: BoundedCache[tuple[Header, ...], ResponseHead] = BoundedCache(CACHED_HEADS)
 
 
@@ -104,8 +108,12 @@ class Http2Endpoint(ServerEndpoint):
         if first is None:
             first = self._fields(template.method, template.target, template.headers)
             self._encoded.put(template, first, template.content)
-        more = [_encode_line(line) for line in lines.split(b"\r\n") if line]
-        return (*first, *[field for field in more if field is not None])
+        known, fields = _fields_of_lines.recent, [*first]
+        for line in lines.split(b"\r\n"):
+            field = known.get(line) or _encode_line(line)
+            if field[0]:
+                fields.append(field)
+        return tuple(fields)
 
     def _fields(
         self, method: str, target: str, headers: Iterable[tuple[str, str]]
@@ -327,8 +335,18 @@ def _encode_field(name: str, value: str) -> Header | None:
     return lower.encode("latin-1"), value.strip(" \t").encode("latin-1")
 
 
-@cached(CACHED_LINES)
-def _encode_line(line: bytes) -> Header | None:
-    """Encode a header line as ``_encode_field`` does; the authority is that of the template."""
-    name, _, value = line.decode("latin-1").partition(":")
-    return _encode_field(name, value)
+def _encode_line(line: bytes) -> Header:
+    """Encode a header line, without its end, as ``_encode_field`` does; empty for None.
+
+    The authority is that of the template.
+    """
+    if (known := _fields_of_lines.get(line)) is not None:
+        return known
+    name, _, value = line.partition(b":")
+    lower, value = name.lower(), value.strip(b" \t")
+    field = (lower, value)
+    if lower in _HOP_BY_HOP and not (lower == b"te" and value.lower() == b"trailers"):
+        field = _NO_FIELD
+    if lower not in NOT_INDEXED and len(line) <= _MAX_CACHED_LINE:  # else each has another value
+        _fields_of_lines.put(line, field)
+    return field
