@@ -168,6 +168,25 @@ def read_header_fast(body: bytes, header_size: int) -> InferResponse | None:
         return None
 
 
+def read_binary_fast(
+    body: bytes, header_size: int
+) -> tuple[InferResponse, list[memoryview]] | None:
+    """Read a buffered response with the data of its outputs, but for those in shared memory.
+
+    Returns None if InferResponseReader is needed.
+    """
+    response = read_header_fast(body, header_size)
+    if response is None:
+        return None
+    data, start, tensors = memoryview(body), header_size, []
+    for output in response.head.outputs:
+        if output.binary_size is not None:
+            end = start + output.binary_size
+            tensors.append(data[start:end])
+            start = end
+    return (response, tensors) if start == len(body) else None
+
+
 def read_without_data(header: bytes) -> InferResponse | None:
     """Read a JSON part that contains no data; return None if it may contain some.
 

@@ -13,7 +13,7 @@ import orjson
 from multidict import CIMultiDict, CIMultiDictProxy
 
 from gateway.codec.grpc.infer import ReadRequest, write_infer_response
-from gateway.codec.v2.response_reader import InferResponseReader
+from gateway.codec.v2.response_reader import InferResponseReader, read_binary_fast
 from gateway.errors import ErrorKind, GatewayError, bad_request, bad_response, read_server_error
 from gateway.observe.call_record import CallRecord
 from gateway.protocol.error_vocabulary import RESPONSE
@@ -221,6 +221,10 @@ def response_message(
 
     Raises GatewayError (502) for an invalid one; it names no server.
     """
+    read = None if header_size is None else read_binary_fast(body, header_size)
+    if read is not None:
+        response, data = read
+        return write_infer_response(response, [[each] for each in data], is_raw)
     caps = limits.max_inference_header_bytes, limits.max_buffered_body_bytes
     reader = InferResponseReader(header_size, *caps)
     reader.feed(body, last=True)

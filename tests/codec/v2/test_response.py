@@ -16,7 +16,11 @@ from gateway.codec.json.array_scanner import WINDOW
 from gateway.codec.policies import BytesEncoding, JsonPolicies, Nonfinite
 from gateway.codec.v2.buffered_response import write_json_fast
 from gateway.codec.v2.response import ResponseEncoder, json_converter
-from gateway.codec.v2.response_reader import InferResponseReader, read_without_data
+from gateway.codec.v2.response_reader import (
+    InferResponseReader,
+    read_binary_fast,
+    read_without_data,
+)
 from gateway.errors import ErrorKind, GatewayError
 from gateway.protocol.messages import ALL_BINARY, ALL_JSON, OutputEncoding
 from tests.codec import reference, strategies
@@ -429,6 +433,49 @@ def test_fast_path_agrees_with_the_streaming_path_on_any_response(
     assert fast_path_agrees(
         strategies.mutated(body, seed), max(0, size + rng.choice([0, 0, -1, 1]))
     )
+
+
+def read_whole(body: bytes, size: int) -> tuple[Any, ...] | None:
+    reader = InferResponseReader(size, len(body), len(body))
+    try:
+        reader.feed(body, last=True)
+        while reader.step():
+            pass
+        tensors: dict[int, bytes] = {}
+        for piece in reader.pieces():
+            tensors[piece.index] = tensors.get(piece.index, b"") + bytes(piece.data)
+        reader.finish()
+    except GatewayError:
+        return None
+    response = reader.response
+    assert response is not None
+    return response.head, response.id, [data for _, data in sorted(tensors.items())]
+
+
+@strategies.LAW
+@given(strategies.responses(), strategies.SEEDS)
+def test_binary_response_read_at_once_agrees_with_the_reader(
+    answer: tuple[bytes, int], seed: int
+) -> None:
+    body, size = answer
+    changed = strategies.mutated(body, seed), max(0, size + random.Random(seed).choice([0, -1, 1]))
+    for text, header_size in (answer, changed):
+        found = read_binary_fast(text, header_size)
+        if found is not None:
+            response, tensors = found
+            read = response.head, response.id, list(map(bytes, tensors))
+            assert read == read_whole(text, header_size)
+
+
+def test_binary_response_is_read_at_once_only_if_it_is_whole() -> None:
+    data = values("FP32")
+    body, size = response_body([output("y", "FP32", [4], data), output("n", "INT8", [0], b"")])
+    found = read_binary_fast(body, size)
+    assert found is not None
+    assert list(map(bytes, found[1])) == [data, b""]
+    assert read_binary_fast(body[:-1], size) is None
+    assert read_binary_fast(body + b"\0", size) is None
+    assert read_binary_fast(b"", 0) is None
 
 
 IN_BASE64 = {"parameters": {"content_type": "base64"}}
