@@ -134,20 +134,22 @@ class JsonMessageReader(ABC):
             self.step()
 
     def _extract(self) -> bool:
-        """Extract some of the text; return whether there was any, or its end.
+        """Extract some of the text; return whether there was any, or the end of the message.
 
         An error is raised only once the data before it is converted.
         """
         if self._events is None or self._failure is not None:
             return False
+        count = 0
         try:
-            for _ in range(_MAX_RUNS_PER_STEP):
+            while count < _MAX_RUNS_PER_STEP:
                 event = next(self._events, None)
                 if event is None:
                     self._events = None
                     if self._is_last_fed:
                         self._read_header()
-                    break
+                    return count > 0 or self._is_last_fed
+                count += 1
                 self._handle_event(event)
         except GatewayError as error:
             self._failure = strip_tracebacks(error)
