@@ -20,7 +20,13 @@ from gateway.upstream.address import parse_server_url
 from gateway.upstream.control_client import send_control_request
 from gateway.upstream.exchange import EndpointOptions, ResponseFuture
 from gateway.upstream.http.endpoint import HttpEndpoint
-from gateway.upstream.shared_memory import MAX_ABANDONED, SharedMemoryLane, SharedMemoryPolicy
+from gateway.upstream.shared_memory import (
+    MAX_ABANDONED,
+    NOT_SHARED,
+    SharedMemoryLane,
+    SharedMemoryLanes,
+    SharedMemoryPolicy,
+)
 from gateway.upstream.transport import (
     RequestTemplate,
     ReservedConnection,
@@ -164,7 +170,7 @@ async def lane_to(
     async with no_leaks():
         times = (0, patience, close_timeout, retry_interval, shrink_interval)
         policy = SharedMemoryPolicy(size, 1, *times)
-        lane = SharedMemoryLane(server, policy, why_not, is_supported)
+        lane = SharedMemoryLane(server, SharedMemoryLanes(policy), why_not, is_supported)
         lane.start()
         try:
             yield lane
@@ -236,14 +242,41 @@ async def test_region_is_registered_and_loses_its_name(server: Server, folder: P
         part.release()
 
 
-async def test_first_call_starts_a_lane_and_does_not_wait(server: Server) -> None:
+async def test_tensors_are_shared_while_any_lane_has_a_region(server: Server) -> None:
+    lanes = SharedMemoryLanes(SharedMemoryPolicy(SIZE, 5, retry_interval=0.01))
+    one, other = SharedMemoryLane(server, lanes), SharedMemoryLane(Server(), lanes)
     async with no_leaks():
-        lane = SharedMemoryLane(server, SharedMemoryPolicy(SIZE, 1))
-        assert lane.take(1) is None
-        assert lane.why_not == "it is not registered yet"
-        await until(lambda: lane.size)
-        assert lane.take(1) is not None
-        await lane.close()
+        assert lanes.min_bytes == NOT_SHARED
+        assert one.why_not == "it is not registered yet"
+        one.start()
+        await until(lambda: one.size)
+        assert lanes.min_bytes == 5
+        other.start()
+        await until(lambda: other.size)
+        server.refusal = "not any more"
+        one.forget_region(server.own)
+        assert lanes.min_bytes == 5
+        await other.close()
+        assert lanes.min_bytes == NOT_SHARED
+        server.refusal = None
+        await until(lambda: lanes.min_bytes == 5)
+        await one.close()
+        assert lanes.min_bytes == NOT_SHARED
+
+
+async def test_regions_are_guarded_unless_no_server_can_have_one_of_a_gateway() -> None:
+    lanes = SharedMemoryLanes(SharedMemoryPolicy(SIZE, 1))
+    elsewhere = SharedMemoryLane(Server(), lanes, "not here", is_guarded=False)
+    elsewhere.set_supported(True)
+    assert not lanes.are_guarded
+    here = SharedMemoryLane(Server(), lanes, "not wanted", is_supported=False)
+    assert lanes.are_guarded  # until it is known what the server has
+    here.set_supported(False)
+    assert not lanes.are_guarded
+    here.set_supported(True)
+    assert lanes.are_guarded
+    await here.close()
+    assert not lanes.are_guarded
 
 
 async def test_words_of_a_server_that_refuses_tell_why_there_is_none(
@@ -301,7 +334,7 @@ async def test_region_whose_registration_was_sent_again_is_unregistered(folder: 
     model = SharedMemoryModel(1)
     model.cut_after = "register"
     async with real_server(model) as endpoint:
-        lane = SharedMemoryLane(endpoint, SharedMemoryPolicy(SIZE, 1))
+        lane = SharedMemoryLane(endpoint, SharedMemoryLanes(SharedMemoryPolicy(SIZE, 1)))
         lane.start()
         await until(lambda: "already in manager" in lane.why_not)
         assert not model.regions
@@ -314,7 +347,9 @@ async def test_region_of_a_registration_without_response_is_replaced() -> None:
     async with real_server(model) as endpoint:
         await endpoint.connections.close()  # a new connection: the registration is sent once
         model.cut_after = "register"
-        lane = SharedMemoryLane(endpoint, SharedMemoryPolicy(SIZE, 1, retry_interval=0.01))
+        lane = SharedMemoryLane(
+            endpoint, SharedMemoryLanes(SharedMemoryPolicy(SIZE, 1, retry_interval=0.01))
+        )
         lane.start()
         await until(lambda: lane.size)
         assert len(model.regions) == 1

@@ -44,7 +44,7 @@ from gateway.upstream.pool.dns import Resolver, resolve_host
 from gateway.upstream.pool.member import Member
 from gateway.upstream.pool.outlier_detection import EjectionListener, FailureListener, ignore
 from gateway.upstream.pool.pool import Pool
-from gateway.upstream.shared_memory import SharedMemoryLane, SharedMemoryPolicy
+from gateway.upstream.shared_memory import SharedMemoryLane, SharedMemoryLanes, SharedMemoryPolicy
 from gateway.upstream.transport import HeaderLines, UpstreamEndpoint
 
 _HTTP_IDLE_TIMEOUT = 4.0
@@ -176,8 +176,12 @@ def build_pool(
     dialect_state: DialectState | None = None,
     concurrency_limit: ConcurrencyLimit | None = None,
     on_health: Callable[[Member], bool | None] = lambda _: None,
+    lanes: SharedMemoryLanes | None = None,
 ) -> Pool:
-    """Build the pool of an upstream, with what supervises it."""
+    """Build the pool of an upstream, with what supervises it.
+
+    Its endpoints have shared memory only with ``lanes``.
+    """
     declared = spec.declared
     public_name = None if spec.exposes_endpoints else upstream_name(spec.name)
     state = dialect_state or _configured_dialect_state(declared)
@@ -192,7 +196,7 @@ def build_pool(
         endpoint = connect_to(address)
         if address.grpc_address is not None:
             endpoint = DualEndpoint(endpoint, connect_to(address.grpc_address))
-        endpoint.shared_memory = _shared_memory_lane(endpoint, address, declared, state)
+        endpoint.shared_memory = _shared_memory_lane(endpoint, address, spec, state, lanes)
         return endpoint
 
     def connect_to(address: ServerAddress) -> UpstreamEndpoint:
@@ -230,30 +234,28 @@ def build_pool(
     )
 
 
-def _shared_memory_policy(declared: UpstreamSettings) -> SharedMemoryPolicy | None:
-    shared = declared.shared_memory
-    return None if shared is None else SharedMemoryPolicy(shared.size, shared.min_bytes)
-
-
 def _shared_memory_lane(
     endpoint: UpstreamEndpoint,
     address: ServerAddress,
-    declared: UpstreamSettings,
+    spec: UpstreamSpec,
     state: DialectState,
+    lanes: SharedMemoryLanes | None,
 ) -> SharedMemoryLane | None:
     """Make the lane of an endpoint; a detector tells it whether the server has the extension."""
-    policy = _shared_memory_policy(declared)
-    if policy is None:
+    if lanes is None:
         return None
     addresses = [each for each in (address, address.grpc_address) if each is not None]
     is_local = all(each.is_local for each in addresses)
     why_not = "" if is_local else "its address is not on this machine"
-    if declared.retry_stale != "infer":
+    if spec.declared.retry_stale != "infer":
         why_not = "it takes retry_stale: infer"
     configured = None if isinstance(state, DialectDetector) else state.dialect
-    if configured is not None and not configured.triton_extensions:
+    has_none = configured is not None and not configured.triton_extensions
+    if configured is not None and has_none:
         why_not = f"servers of the dialect {configured.name} have none"
-    return SharedMemoryLane(endpoint, policy, why_not, is_supported=configured is not None)
+    return SharedMemoryLane(
+        endpoint, lanes, why_not, configured is not None, is_local and not has_none
+    )
 
 
 def _server_address(endpoint: Endpoint, spec: UpstreamSpec) -> ServerAddress:
@@ -315,7 +317,12 @@ def _build(
         _log.info("upstream %s: %s", spec.name, protocol.describe(DIALECTS[declared.dialect]))
     clock = asyncio.get_running_loop().time
     on_failure = partial(metrics.count_failure, spec.name)
-    pool = build_pool(spec, buffers, on_ejection, on_failure, state, concurrency_limit, on_health)
+    lanes, shared = None, declared.shared_memory
+    if shared is not None:
+        lanes = SharedMemoryLanes(SharedMemoryPolicy(shared.size, shared.min_bytes))
+    pool = build_pool(
+        spec, buffers, on_ejection, on_failure, state, concurrency_limit, on_health, lanes
+    )
     return Upstream(
         spec.name,
         state,
@@ -326,7 +333,7 @@ def _build(
         declared.required,
         protocol,
         declared.grpc_cancellation,
-        _shared_memory_policy(declared),
+        lanes,
     )
 
 

@@ -41,6 +41,7 @@ from gateway.routing.retry import SAFE_RETRIES_ONLY
 from gateway.sizes import CONVERT_CHUNK, ENCODE_CHUNK, MAX_UNSCHEDULED
 from gateway.upstream.metadata_cache import UpstreamResponseError
 from gateway.upstream.pool.member import Outcome
+from gateway.upstream.shared_memory import NOT_SHARED
 from gateway.upstream.transport import Body
 
 _Shared = TypeVar("_Shared", bound=SharedTensors)
@@ -296,12 +297,12 @@ def shared_tensors(
     ``make`` gets the sizes of its outputs. They are certain once the metadata are cached, for which
     no call waits.
     """
-    policy = destination.upstream.shared_memory
-    if policy is None:
+    min_bytes = destination.upstream.min_shared_bytes
+    if min_bytes == NOT_SHARED:
         return None
     tensors = make(certain_output_sizes(request, fetched_metadata(operation, destination)))
     largest = max(tensors.input_size, tensors.output_size)
-    return tensors if largest >= policy.min_bytes else None
+    return tensors if largest >= min_bytes else None
 
 
 async def check_request(call: Call, received: ReceivedRequest) -> None:
