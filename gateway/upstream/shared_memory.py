@@ -10,7 +10,7 @@ import logging
 import re
 import socket
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -116,10 +116,17 @@ class SharedMemoryPolicy:
 
 
 class SharedMemoryLanes:
-    """Tells the calls to an upstream whether there is shared memory, without asking each lane."""
+    """Tells the calls to an upstream whether there is shared memory, without asking each lane.
 
-    def __init__(self, policy: SharedMemoryPolicy) -> None:
+    ``count`` gets the bytes that lanes are about to allocate, or, negated, have given back; it
+    raises OSError if they may not have them.
+    """
+
+    def __init__(
+        self, policy: SharedMemoryPolicy, count: Callable[[int], None] = lambda _: None
+    ) -> None:
         self.policy: Final = policy
+        self.count: Final = count
         self.min_bytes = NOT_SHARED
         """Bytes from which on tensors are shared: the policy's while a lane has a region."""
         self.are_guarded = False
@@ -175,6 +182,8 @@ class SharedMemoryLane:
         """Regions whose calls end, and what drops them."""
         self._owner: Owner | None = None
         self._number = 0
+        self._counted = 0
+        """The bytes of all its regions, as ``lanes`` have counted them."""
         self._is_closed = False
         self._registered: set[str] = set()
         """The names of all regions that the server may have."""
@@ -230,6 +239,7 @@ class SharedMemoryLane:
         finally:
             self._use(None)
             self._lanes.set_guarded(self, False)
+            self._count(-self._counted)
             self._patience = 0.0
             for orphan in self._orphans:
                 orphan.cancel()
@@ -438,6 +448,10 @@ class SharedMemoryLane:
         _log.info("%s: up to %d MiB of shared memory", self._endpoint.url, region.size // 2**20)
         return True
 
+    def _count(self, size: int) -> None:
+        self._lanes.count(size)
+        self._counted += size
+
     def _use(self, region: Region | None) -> None:
         """Give slices of this region from now on."""
         self._region = region
@@ -518,12 +532,13 @@ class SharedMemoryLane:
             self._owner = Owner(self._endpoint.url)
         self._number += 1
         name, size = f"{PREFIX}{self._owner.token}-{self._number}", self._policy.size
-        region = await asyncio.to_thread(Region, name, size)
+        region = await Region.make(name, size, self._count)
         self._registered.add(name)
         try:
             body = orjson.dumps({"key": region.key, "offset": 0, "byte_size": size})
             await self._post(f"{_PATH}/region/{name}/register", body)
         except GatewayError as error:
+            await _unmap(region)
             if isinstance(error, _RefusedError) and error.status not in _UNCERTAIN:
                 self._registered.discard(name)
             elif not await self._unregister(name):
@@ -630,9 +645,9 @@ async def _end(*tasks: asyncio.Task[None] | None) -> None:
 
 
 async def _unmap(region: Region) -> bool:
-    """Unmap a region in a thread, as it would hold the event loop; tell whether it could be."""
+    """Unmap a region; tell whether it could be."""
     try:
-        return region.is_idle and await asyncio.to_thread(region.close)
+        return region.is_idle and await region.unmap()
     except RuntimeError:  # there is no thread for it
         return False
 

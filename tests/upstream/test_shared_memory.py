@@ -15,6 +15,7 @@ from multidict import CIMultiDict, CIMultiDictProxy
 
 from gateway.errors import ErrorKind, GatewayError, bad_response
 from gateway.system import shared_memory as region
+from gateway.system.buffers import BufferAccount
 from gateway.system.shared_memory import Owner, Slice, is_dead, owner_of
 from gateway.upstream.address import parse_server_url
 from gateway.upstream.control_client import send_control_request
@@ -165,12 +166,14 @@ async def lane_to(
     retry_interval: float = 60,
     shrink_interval: float = 60,
     is_supported: bool = True,
+    account: BufferAccount | None = None,
 ) -> AsyncIterator[SharedMemoryLane]:
     """Start a lane; at the end it must leave no task."""
     async with no_leaks():
         times = (0, patience, close_timeout, retry_interval, shrink_interval)
         policy = SharedMemoryPolicy(size, 1, *times)
-        lane = SharedMemoryLane(server, SharedMemoryLanes(policy), why_not, is_supported)
+        lanes = SharedMemoryLanes(policy, (account or BufferAccount()).count_shared)
+        lane = SharedMemoryLane(server, lanes, why_not, is_supported)
         lane.start()
         try:
             yield lane
@@ -840,6 +843,40 @@ async def test_memory_that_is_hardly_used_is_given_back_and_comes_again(server: 
         assert server.count("register") == 1
 
 
+async def test_memory_of_a_lane_is_counted_until_it_is_given_back(server: Server) -> None:
+    account = BufferAccount(100 * MIB)
+    server.refusal = "not yet"
+    async with lane_to(
+        server, 64 * MIB, patience=0, retry_interval=0.01, shrink_interval=0.01, account=account
+    ) as lane:
+        await until(lambda: "not yet" in lane.why_not)
+        server.refusal = None
+        await until(lambda: lane.size)
+        assert account.shared == 4 * MIB
+        part = await grow(lane, 9 * MIB)
+        assert account.shared == allocated(lane) == 16 * MIB
+        assert lane.take(9 * MIB) is None  # a quarter has no room for 32 MiB
+        await iterations(20)
+        assert account.shared == allocated(lane) == 16 * MIB
+        part.end_call()
+        del part  # else its region could not be unmapped
+        await until(lambda: allocated(lane) == 4 * MIB)
+        await until(lambda: account.shared == 4 * MIB)
+        lane.forget_region(server.own)
+        await until(lambda: lane.size)
+        await until(lambda: account.shared == 4 * MIB)
+        taken(lane)
+    assert account.shared == 0
+
+
+async def test_lane_without_room_in_the_limit_of_buffered_bytes_has_no_region(
+    server: Server,
+) -> None:
+    async with lane_to(server, 64 * MIB, account=BufferAccount(15 * MIB)) as lane:
+        await until(lambda: "a quarter of limits.max_buffered_bytes" in lane.why_not)
+        assert not server.count("register")
+
+
 async def test_lane_that_grows_is_closed(server: Server, folder: Path) -> None:
     async with lane_to(server, 2**30) as lane:
         await until(lambda: lane.size)
@@ -853,7 +890,8 @@ async def test_lane_that_grows_is_closed(server: Server, folder: Path) -> None:
 
 
 async def test_region_that_grows_is_replaced(server: Server) -> None:
-    async with lane_to(server, 256 * MIB, patience=0) as lane:
+    account = BufferAccount()
+    async with lane_to(server, 256 * MIB, patience=0, account=account) as lane:
         await until(lambda: lane.size)
         before = server.own
         assert lane.take(200 * MIB) is None
@@ -865,6 +903,7 @@ async def test_region_that_grows_is_replaced(server: Server) -> None:
         assert part.region == server.own != before
         part.end_call()
         await until(lambda: not is_mapped(before))
+        await until(lambda: account.shared == allocated(lane))
 
 
 @contextmanager

@@ -25,6 +25,7 @@ from gateway.settings.upstreams import (
     HealthCheck,
     LoadBalancing,
     OutlierDetection,
+    SharedMemory,
     urls_of,
 )
 from gateway.settings.upstreams import Upstream as UpstreamSettings
@@ -59,6 +60,9 @@ _DIALECT_INTERVAL = 60.0
 """Seconds between two requests to an endpoint that has not shown its dialect."""
 DIALECT_RETRY_INTERVAL = 1.0
 """Seconds until the next one after an error: another server may run there by then."""
+
+_MAX_SHARED_MEMORY = 256 * 2**20
+"""Bytes of an endpoint's shared memory without a ``size``, which ``max_buffered_bytes`` bounds."""
 
 _log = logging.getLogger("tensorgate.upstream")
 
@@ -234,6 +238,17 @@ def build_pool(
     )
 
 
+def _shared_memory_lanes(
+    declared: SharedMemory | None, buffers: BufferAccount
+) -> SharedMemoryLanes | None:
+    if declared is None:
+        return None
+    if declared.size is not None:
+        return SharedMemoryLanes(SharedMemoryPolicy(declared.size, declared.min_bytes))
+    policy = SharedMemoryPolicy(_MAX_SHARED_MEMORY, declared.min_bytes)
+    return SharedMemoryLanes(policy, buffers.count_shared)
+
+
 def _shared_memory_lane(
     endpoint: UpstreamEndpoint,
     address: ServerAddress,
@@ -317,9 +332,7 @@ def _build(
         _log.info("upstream %s: %s", spec.name, protocol.describe(DIALECTS[declared.dialect]))
     clock = asyncio.get_running_loop().time
     on_failure = partial(metrics.count_failure, spec.name)
-    lanes, shared = None, declared.shared_memory
-    if shared is not None:
-        lanes = SharedMemoryLanes(SharedMemoryPolicy(shared.size, shared.min_bytes))
+    lanes = _shared_memory_lanes(declared.shared_memory, buffers)
     pool = build_pool(
         spec, buffers, on_ejection, on_failure, state, concurrency_limit, on_health, lanes
     )

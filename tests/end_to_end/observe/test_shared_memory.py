@@ -173,6 +173,17 @@ async def test_server_that_lists_the_extension_gets_memory() -> None:
         assert await seen.call() == {"inputs": SHARED, "outputs": SHARED}
 
 
+@pytest.mark.parametrize(("shared", "counted"), [("auto", 4 * SIZE), ({"size": "1MiB"}, 0)])
+async def test_memory_without_a_size_is_part_of_what_may_be_buffered(
+    shared: object, counted: int
+) -> None:
+    upstream = {"shared_memory": shared}
+    async with served(SharedMemoryModel(ELEMENTS), upstream=upstream) as (_, gateway, client):
+        seen = _Seen(gateway, client)
+        await until(lambda: not seen.memory["why_not"])
+        assert gateway.gateway.status()["buffered_bytes"] == counted
+
+
 async def test_memory_that_the_server_has_forgotten_is_so_once() -> None:
     model = SharedMemoryModel(ELEMENTS)
     async with _seen(model) as seen:
