@@ -41,7 +41,6 @@ from gateway.routing.retry import SAFE_RETRIES_ONLY
 from gateway.sizes import CONVERT_CHUNK, ENCODE_CHUNK, MAX_UNSCHEDULED
 from gateway.upstream.metadata_cache import UpstreamResponseError
 from gateway.upstream.pool.member import Outcome
-from gateway.upstream.shared_memory import NOT_SHARED
 from gateway.upstream.transport import Body
 
 _Shared = TypeVar("_Shared", bound=SharedTensors)
@@ -295,14 +294,11 @@ def shared_tensors(
     """Return the tensors of a request that may go through shared memory; None if they may not.
 
     ``make`` gets the sizes of its outputs. They are certain once the metadata are cached, for which
-    no call waits.
+    no call waits: they are fetched, so ask only while the upstream has shared memory.
     """
-    min_bytes = destination.upstream.min_shared_bytes
-    if min_bytes == NOT_SHARED:
-        return None
     tensors = make(certain_output_sizes(request, fetched_metadata(operation, destination)))
     largest = max(tensors.input_size, tensors.output_size)
-    return tensors if largest >= min_bytes else None
+    return tensors if largest >= destination.upstream.min_shared_bytes else None
 
 
 async def check_request(call: Call, received: ReceivedRequest) -> None:
