@@ -369,7 +369,7 @@ class RequestDispatcher:
     def place_body(self, head: RequestHead, reserved: ReservedBytes) -> RequestSlice | None:
         """Return shared memory to receive the body of a request into, if it may go there."""
         planner = self._planner
-        if planner is None or not planner.router.shares_memory or head.length is None:
+        if planner is None or head.length is None or head.length < planner.router.min_shared_bytes:
             return None
         plan = self._plan(head)
         return planner.place(plan, head.length, reserved) if isinstance(plan, CallPlan) else None

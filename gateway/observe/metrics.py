@@ -43,7 +43,7 @@ _OF_GATEWAY = {
     "tls_handshakes": "TLS handshakes of clients in progress, which are no open connections yet.",
     "requests_in_progress": "Calls in progress.",
     "bodies_in_transit": "Bodies that are still arriving, from clients and from servers.",
-    "buffered_bytes": "Bytes of buffered bodies.",
+    "buffered_bytes": "Bytes of buffered bodies, and of shared memory without a size.",
     "draining": "1 while the gateway drains before shutdown.",
     "workers": "Workers that are alive.",
 }

@@ -25,7 +25,7 @@ from gateway.upstream.grpc.choices import GrpcCancellation, InferenceProtocol, d
 from gateway.upstream.metadata_cache import MetadataCache
 from gateway.upstream.pool.dialect import DialectState
 from gateway.upstream.pool.pool import Pool
-from gateway.upstream.shared_memory import SharedMemoryPolicy
+from gateway.upstream.shared_memory import NOT_SHARED, SharedMemoryLanes
 
 _MIN_OFFLOADED_BODY: Final = 192 * 1024
 """Bytes of the smallest body of which parts are offloaded."""
@@ -95,14 +95,25 @@ class Upstream:
     grpc_cancellation: GrpcCancellation = "auto"
     """What its servers learn of gRPC calls that are cancelled, or miss their deadline."""
 
-    shared_memory: SharedMemoryPolicy | None = None
-    """Which tensors go to its servers through shared memory, if any do."""
+    lanes: SharedMemoryLanes | None = None
+    """Where its endpoints have shared memory, if they may."""
 
     @property
-    def may_have_regions(self) -> bool:
-        """Tell whether its servers may have regions of shared memory of this gateway."""
-        lanes = (endpoint.shared_memory for endpoint in self.pool.endpoints)
-        return any(lane is not None and lane.is_possible for lane in lanes)
+    def shared_memory(self) -> SharedMemoryLanes | None:
+        """Return the shared memory that its servers may have, of this gateway or of another one.
+
+        Clients may not name its regions. None without a server on this machine that may have the
+        extension.
+        """
+        return self.lanes if self.lanes is not None and self.lanes.are_guarded else None
+
+    @property
+    def min_shared_bytes(self) -> int:
+        """Return the bytes of tensors from which on they go through shared memory.
+
+        ``NOT_SHARED`` while no endpoint has any.
+        """
+        return NOT_SHARED if self.lanes is None else self.lanes.min_bytes
 
     @property
     def drains_cancelled(self) -> bool:

@@ -41,6 +41,7 @@ from gateway.proxy.headers import ResponseHeaderPolicy
 from gateway.proxy.readiness import Readiness
 from gateway.routing.balancer import TrafficSplit, WeightedChoice
 from gateway.routing.matcher import Match, find_first_match, not_found_text
+from gateway.upstream.shared_memory import NOT_SHARED
 
 _LIMIT_NAMES = tuple(field.name for field in fields(Limits))
 _AUTHORIZATION = frozenset(("authorization",))
@@ -184,8 +185,9 @@ class Router:
         """Limits that no route exceeds: those of a call whose route is not known yet."""
         upstreams = collect_upstreams(routes)
         self.readiness = Readiness(upstreams)
-        self.shares_memory: Final = any(each.shared_memory for each in upstreams)
-        """Whether tensors go to a server of any route through shared memory."""
+        lanes = [each.lanes.policy.min_bytes for each in upstreams if each.lanes is not None]
+        self.min_shared_bytes: Final = min(lanes, default=NOT_SHARED)
+        """Bytes of a body from which on its tensors may go to any server through shared memory."""
         self.message_scheduler = ConversionScheduler()
         """Shares the event loop among gRPC messages that are read before their route is known."""
         self._authenticator = Authenticator(group for route in routes for group in route.keys)

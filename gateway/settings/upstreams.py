@@ -155,8 +155,10 @@ class HealthCheck(Section):
 class SharedMemory(Section):
     """Memory that the gateway shares with servers on the same machine."""
 
-    size: Annotated[int, byte_size("1MiB", "1TiB")] = 256 * 2**20
-    """Memory of each endpoint and worker at most. It is taken from /dev/shm as calls need it."""
+    size: Annotated[int, byte_size("1MiB", "1TiB")] | None = None
+    """Memory of each endpoint and worker at most, beside limits.max_buffered_bytes. It is taken
+    from /dev/shm as calls need it. Without it, that is 256MiB, and all of it counts towards
+    max_buffered_bytes: endpoints take a quarter of that together at most."""
     min_bytes: Annotated[int, byte_size("0", "1TiB")] = 128 * 2**10
     """Tensors of a request, or of a response, that have fewer bytes in all go over the socket."""
 
@@ -229,7 +231,7 @@ class Upstream(Section):
         BeforeValidator(_shared_memory, json_schema_input_type=Literal["auto"] | SharedMemory),
     ] = None
     """Shared memory for large tensors, in front of a Triton on the same machine. The endpoint's
-    addresses are on loopback or a Unix socket. With auto, that is {size: 256MiB, min_bytes:
-    128KiB}. Where it cannot be, the log says why, and tensors go over the socket."""
+    addresses are on loopback or a Unix socket. With auto, it has the defaults below. Where it
+    cannot be, the log says why, and tensors go over the socket."""
     required: StrictBool = True
     """Whether the gateway is ready only if this upstream is."""

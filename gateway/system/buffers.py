@@ -24,6 +24,9 @@ the rest is for buffered bodies."""
 _HEADS_SHARE: Final = 8
 """The heads of clients take an eighth of the limit at most: calls are admitted beside them."""
 
+_SHARED_MEMORY_SHARE = 4
+"""Memory shared with servers takes a quarter of the limit at most: bodies keep the rest."""
+
 NO_ROOM: Final = "the gateway buffers too much already (limits.max_buffered_bytes)"
 """Why a head is refused, or dropped."""
 
@@ -189,15 +192,18 @@ class BufferAccount:
         self._next_search = 0.0
         self.window = MAX_WINDOW
         """Bytes that a stream may buffer."""
+        self._whole_limit = limit
         self.limit = limit
-        """Bytes of all connections and calls together; ``set_limit`` changes it."""
+        """Bytes of all connections and calls together, beside shared memory."""
+        self.shared = 0
+        """Bytes of memory shared with servers, whether calls use it or not."""
         self.on_refusal: Callable[[], None] = _ignore
         """Called for each request that is refused because too much is buffered."""
 
     @property
     def total(self) -> int:
-        """Return the reserved and buffered bytes."""
-        return self.reserved + self.buffered
+        """Return the reserved, buffered and shared bytes."""
+        return self.reserved + self.buffered + self.shared
 
     @property
     def free(self) -> int:
@@ -390,8 +396,20 @@ class BufferAccount:
             self._set_leaving(body.reserved, False)
 
     def set_limit(self, limit: int) -> None:
-        """Change the limit."""
-        self.limit = limit
+        """Change the limit of buffered bytes and shared memory together."""
+        self._whole_limit = limit
+        self.count_shared(0)
+
+    def count_shared(self, size: int) -> None:
+        """Count so many bytes of shared memory more, or fewer: the limit is for the rest.
+
+        Raises OSError if it would be more than a quarter of the limit, or than is free.
+        """
+        most = self._whole_limit // _SHARED_MEMORY_SHARE
+        if size > 0 and size > min(self.free, most - self.shared):
+            raise OSError("it may take a quarter of limits.max_buffered_bytes, if that is free")
+        self.shared += size
+        self.limit = self._whole_limit - min(self.shared, most)  # the limit may be lower by now
         self.resize_windows()
 
     def resize_windows(self) -> None:

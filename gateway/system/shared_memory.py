@@ -17,7 +17,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Final
+from typing import Final, Self
 
 PREFIX: Final = "tensorgate-"
 """How the names of the gateway's regions begin; clients may not name such ones."""
@@ -219,6 +219,24 @@ class Region:
     to keep sizes of powers of two apart would waste up to half of the memory.
     """
 
+    @classmethod
+    async def make(cls, name: str, size: int, count: Callable[[int], None]) -> Self:
+        """Make one in a thread.
+
+        ``count`` is called with the bytes that are about to be allocated, or, negated, were given
+        back. It raises OSError if they may not be. Raises OSError then, and if /dev/shm has no
+        room, and RuntimeError without a thread.
+        """
+        start = min(size, _START)
+        count(start)
+        try:
+            region = await asyncio.to_thread(cls, name, size)
+        except BaseException:
+            count(-start)
+            raise
+        region._on_count, region._counted = count, start
+        return region
+
     def __init__(self, name: str, size: int) -> None:
         """Make the file, map it and allocate its start; that takes some ms, in a thread.
 
@@ -253,6 +271,9 @@ class Region:
         """Those of them that only the server may still use."""
         self.lost = 0
         """Those of them that are held for ever."""
+        self._counted = 0
+        """Bytes that ``make`` has told of, and that are not given back."""
+        self._on_count: Callable[[int], None] = lambda _: None
         self.on_idle: Callable[[], None] | None = None
         """Called when the last slice is free or lost."""
         self.on_full: Callable[[], None] | None = None
@@ -292,16 +313,27 @@ class Region:
             self._close_file()
         return True
 
+    async def unmap(self) -> bool:
+        """Close it in a thread, as that would hold the event loop; see ``close``."""
+        if not await asyncio.to_thread(self.close):
+            return False
+        self._count(-self._counted)
+        return True
+
+    def _count(self, size: int) -> None:
+        self._on_count(size)
+        self._counted += size
+
     async def grow(self) -> None:
         """Allocate as much again, or what slices that found no gap need, in steps.
 
-        Raises OSError without room in /dev/shm, and RuntimeError without a thread; what was
-        allocated until then stays.
+        Raises OSError if it may not have more, or /dev/shm has no room, and RuntimeError without a
+        thread; what was allocated until then stays.
         """
         try:
             while self._wanted > self.allocated:
                 step = min(self.allocated, _STEP, self.size - self.allocated)
-                await asyncio.to_thread(self._change_file, _allocate, self.allocated, step)
+                await self._extend(step)
                 self._add_gap(self.allocated, step)
                 self.allocated += step
             self.possible = self.size
@@ -311,6 +343,14 @@ class Region:
             raise
         finally:
             self._wanted = 0
+
+    async def _extend(self, size: int) -> None:
+        self._count(size)
+        try:
+            await asyncio.to_thread(self._change_file, _allocate, self.allocated, size)
+        except BaseException:
+            self._count(-size)
+            raise
 
     def stop_growing(self) -> None:
         """Allocate no more: no slice will be taken."""
@@ -329,6 +369,7 @@ class Region:
             return
         start, _ = self._gaps.pop()  # it reaches to the end, from below the quarter
         self._gaps.append((start, end - start))
+        self._count(end - self.allocated)
         self.allocated = end
         await asyncio.to_thread(self._change_file, _cut, end, self.size)
 

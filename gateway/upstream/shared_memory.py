@@ -9,7 +9,8 @@ import asyncio
 import logging
 import re
 import socket
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -89,6 +90,9 @@ _UNCERTAIN: Final = (400, 502, 503, 504)
 _NEVER_SENT: Final = (ErrorKind.UNREACHABLE, ErrorKind.EXHAUSTED)
 """Errors of requests of which the server has got nothing."""
 
+NOT_SHARED: Final = sys.maxsize
+"""The ``min_bytes`` of an upstream without shared memory: no tensors have so many."""
+
 _NAME: Final = re.compile(rf"{PREFIX}[0-9a-f]+-[0-9]+")
 
 _log = logging.getLogger("tensorgate.upstream")
@@ -114,32 +118,75 @@ class SharedMemoryPolicy:
     """Whether nobody has asked for it: then a server without it is no news."""
 
 
+class SharedMemoryLanes:
+    """Tells the calls to an upstream whether there is shared memory, without asking each lane.
+
+    ``count`` gets the bytes that lanes are about to allocate, or, negated, have given back; it
+    raises OSError if they may not have them.
+    """
+
+    def __init__(
+        self, policy: SharedMemoryPolicy, count: Callable[[int], None] = lambda _: None
+    ) -> None:
+        self.policy: Final = policy
+        self.count: Final = count
+        self.min_bytes = NOT_SHARED
+        """Bytes from which on tensors are shared: the policy's while a lane has a region."""
+        self.are_guarded = False
+        """Whether a server may have regions of gateways, which clients may not name."""
+        self._with_region: set[SharedMemoryLane] = set()
+        self._guarded: set[SharedMemoryLane] = set()
+
+    def set_shared(self, lane: SharedMemoryLane, has_region: bool) -> None:
+        """Learn whether a lane has a region."""
+        _set_member(self._with_region, lane, has_region)
+        self.min_bytes = self.policy.min_bytes if self._with_region else NOT_SHARED
+
+    def set_guarded(self, lane: SharedMemoryLane, is_guarded: bool) -> None:
+        """Learn whether a lane's server may have regions of this gateway, or of another one."""
+        _set_member(self._guarded, lane, is_guarded)
+        self.are_guarded = bool(self._guarded)
+
+
+def _set_member(lanes: set[SharedMemoryLane], lane: SharedMemoryLane, is_member: bool) -> None:
+    if is_member:
+        lanes.add(lane)
+    else:
+        lanes.discard(lane)
+
+
 class SharedMemoryLane:
     """Gives calls slices of a region that the server of an endpoint has mapped.
 
     ``why_not`` says why there is none, if that is known; empty once a region is registered. Only a
-    server that ``is_supported`` is asked to register one.
+    server that ``is_supported`` is asked to register one. A server on this machine ``is_guarded``:
+    it may have regions of another gateway even where this one has none.
     """
 
     def __init__(
         self,
         endpoint: UpstreamEndpoint,
-        policy: SharedMemoryPolicy,
+        lanes: SharedMemoryLanes,
         why_not: str = "",
         is_supported: bool = True,
+        is_guarded: bool = True,
     ) -> None:
         self._endpoint: Final = endpoint
-        self.min_bytes = policy.min_bytes
-        self._policy: Final = policy
+        self._lanes: Final = lanes
+        self._is_guarded: Final = is_guarded
+        lanes.set_guarded(self, is_guarded)  # until its server says otherwise
+        self._policy: Final = lanes.policy
+        self.min_bytes = lanes.policy.min_bytes
         self.why_not = why_not or "it is not registered yet"
-        self.is_possible: Final = not why_not
-        """Whether the server may ever have a region."""
+        self._is_possible: Final = not why_not
         self._is_supported = is_supported
         self._region: Region | None = None
         self._old: dict[Region, asyncio.Task[None]] = {}
         """Regions whose calls end, and what drops them."""
         self._owner: Owner | None = None
         self._number = 0
+        self._counted = 0
+        """The bytes of all its regions, as ``lanes`` have counted them."""
         self._is_closed = False
         self._registered: set[str] = set()
         """The names of all regions that the server may have."""
@@ -155,7 +202,7 @@ class SharedMemoryLane:
         self._supervisor: asyncio.Task[None] | None = None
         self._sizer: asyncio.Task[None] | None = None
         self._cleaner: asyncio.Task[None] | None = None
-        self._patience = policy.patience
+        self._patience = lanes.policy.patience
         """Seconds for which a response is waited for that nobody wants."""
         self._orphans: set[asyncio.Task[None]] = set()
         self._uncertain: set[str] = set()
@@ -170,7 +217,8 @@ class SharedMemoryLane:
     def set_supported(self, is_supported: bool) -> None:
         """Learn from the server's metadata whether it takes a registration."""
         self._is_supported = is_supported
-        if not is_supported and self.is_possible and self._region is None:
+        self._lanes.set_guarded(self, is_supported and self._is_guarded)
+        if not is_supported and self._is_possible and self._region is None:
             self._tell_why_not("the server does not list the extension system_shared_memory")
         self._wake.set()
 
@@ -182,7 +230,7 @@ class SharedMemoryLane:
         try:
             await _end(self._supervisor, self._sizer, self._cleaner)
             regions = [*self._old] if self._region is None else [self._region, *self._old]
-            self._region = None
+            self._use(None)
             await _end(*self._old.values())
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._policy.close_timeout):
@@ -192,7 +240,10 @@ class SharedMemoryLane:
             await _end(*self._orphans)
             await asyncio.gather(*map(_unmap, regions))
         finally:
-            self._region, self._patience = None, 0.0
+            self._use(None)
+            self._lanes.set_guarded(self, False)
+            self._count(-self._counted)
+            self._patience = 0.0
             for orphan in self._orphans:
                 orphan.cancel()
             if self._owner is not None:
@@ -242,7 +293,6 @@ class SharedMemoryLane:
 
     def take(self, size: int) -> Slice | None:
         """Return a slice; None without a region, and if it has no room."""
-        self.start()
         return None if self._region is None else self._region.take(size)
 
     def is_certain(self, model: str) -> bool:
@@ -355,7 +405,7 @@ class SharedMemoryLane:
         self._wake.set()
 
     async def _keep_registered(self) -> None:
-        if not self.is_possible:
+        if not self._is_possible:
             _log.info("%s: no shared memory: %s", self._endpoint.url, self.why_not)
             return
         while True:
@@ -398,12 +448,22 @@ class SharedMemoryLane:
             self._tell_why_not(f"{FOLDER}: {strerror}" if strerror else _NAME.sub("…", str(error)))
             return False
         self._retire()
-        self._region, region.on_full = region, self._full.set
+        self._use(region)
+        region.on_full = self._full.set
         self._registered_at = asyncio.get_running_loop().time()
         self.why_not = self._told = ""
         self._clean_up()
         _log.info("%s: up to %d MiB of shared memory", self._endpoint.url, region.size // 2**20)
         return True
+
+    def _count(self, size: int) -> None:
+        self._lanes.count(size)
+        self._counted += size
+
+    def _use(self, region: Region | None) -> None:
+        """Give slices of this region from now on."""
+        self._region = region
+        self._lanes.set_shared(self, region is not None)
 
     def _tell_why_not(self, reason: str) -> None:
         what = "lost shared memory is not replaced"
@@ -420,9 +480,10 @@ class SharedMemoryLane:
 
     def _retire(self) -> None:
         """Give no more slices of the region, and drop it when nobody uses it any more."""
-        region, self._region = self._region, None
+        region = self._region
         if region is None:
             return
+        self._use(None)
         region.stop_growing()
         self._old[region] = ending = asyncio.create_task(self._drop_unused(region))
 
@@ -484,12 +545,13 @@ class SharedMemoryLane:
             self._owner = Owner(self._endpoint.url)
         self._number += 1
         name, size = f"{PREFIX}{self._owner.token}-{self._number}", self._policy.size
-        region = await asyncio.to_thread(Region, name, size)
+        region = await Region.make(name, size, self._count)
         self._registered.add(name)
         try:
             body = orjson.dumps({"key": region.key, "offset": 0, "byte_size": size})
             await self._post(f"{_PATH}/region/{name}/register", body)
         except GatewayError as error:
+            await _unmap(region)
             if isinstance(error, _RefusedError) and error.status not in _UNCERTAIN:
                 self._registered.discard(name)
             elif not await self._unregister(name):
@@ -599,9 +661,9 @@ async def _end(*tasks: asyncio.Task[None] | None) -> None:
 
 
 async def _unmap(region: Region) -> bool:
-    """Unmap a region in a thread, as it would hold the event loop; tell whether it could be."""
+    """Unmap a region; tell whether it could be."""
     try:
-        return region.is_idle and await asyncio.to_thread(region.close)
+        return region.is_idle and await region.unmap()
     except RuntimeError:  # there is no thread for it
         return False
 

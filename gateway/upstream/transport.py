@@ -310,10 +310,6 @@ class SharedMemory(Protocol):
     min_bytes: int
 
     @property
-    def is_possible(self) -> bool:
-        """Tell whether the server may ever have a region."""
-
-    @property
     def size(self) -> int:
         """The bytes of the region; 0 without one."""
 

@@ -85,14 +85,10 @@ def _lines(file: Path) -> Iterator[str]:
 
 
 def shared_memory_size(settings: Settings) -> int:
-    """Return the bytes of shared memory that a gateway takes at its start."""
-    sizes = [
-        len(each.endpoints) * each.shared_memory.size
-        for each in settings.upstreams.values()
-        if each.shared_memory is not None
-    ]
-    assert isinstance(settings.workers, int)
-    return settings.workers * sum(sizes)
+    """Return the bytes of shared memory that a gateway without a ``size`` takes at most."""
+    (shared,) = [each.shared_memory for each in settings.upstreams.values() if each.shared_memory]
+    assert shared.size is None
+    return settings.limits.max_buffered_bytes // 4
 
 
 @asynccontextmanager

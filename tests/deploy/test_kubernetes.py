@@ -43,7 +43,7 @@ every_file = pytest.mark.parametrize(
 )
 OLDEST = "1.30"
 OF_ITS_OWN = 256 * 2**20
-"""Bytes that the gateway takes beyond `limits.max_buffered_bytes`, and some more."""
+"""Bytes that the gateway takes beyond 1.25 × `limits.max_buffered_bytes`, and some more."""
 
 
 # What Kubernetes says
@@ -185,13 +185,10 @@ def test_gateways_find_each_pod_by_the_headless_service(tmp_path: Path) -> None:
     assert upstream.dns_refresh is not None
 
 
-def test_the_memory_limit_suffices_for_buffers_and_shared_memory(
-    manifest: Manifest, tmp_path: Path
-) -> None:
-    settings = manifest.write_settings(tmp_path, shares_memory=True)
+def test_the_memory_limit_suffices_for_buffers(manifest: Manifest, tmp_path: Path) -> None:
+    settings = manifest.write_settings(tmp_path)
     limit = parse_size(manifest.gateway["resources"]["limits"]["memory"] + "B")
-    needed = settings.limits.max_buffered_bytes + shared_memory_size(settings)
-    assert limit >= needed + OF_ITS_OWN
+    assert limit >= settings.limits.max_buffered_bytes * 5 // 4 + OF_ITS_OWN
 
 
 def test_sidecar_has_the_shared_memory_of_triton(tmp_path: Path) -> None:

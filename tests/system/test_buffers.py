@@ -36,6 +36,23 @@ def test_windows_of_many_streams_take_an_eighth_together(limit: int) -> None:
     assert account.streams == limit // MIN_STREAM_BYTES
 
 
+def test_shared_memory_takes_a_quarter_of_the_limit_at_most_and_bodies_have_the_rest() -> None:
+    account = BufferAccount(64 * MIB)
+    account.count_shared(16 * MIB)
+    assert (account.limit, account.free, account.total) == (48 * MIB, 48 * MIB, 16 * MIB)
+    with pytest.raises(OSError, match="max_buffered_bytes"):
+        account.count_shared(1)
+    account.count_shared(-MIB)
+    account.reserve(48 * MIB)
+    with pytest.raises(OSError, match="max_buffered_bytes"):
+        account.count_shared(MIB + 1)  # more than is free
+    account.count_shared(MIB)
+    account.set_limit(32 * MIB)
+    assert account.limit == 24 * MIB  # not less, until it is given back
+    account.count_shared(-16 * MIB)
+    assert account.limit == 32 * MIB
+
+
 def test_free_bytes_exclude_the_minimum_of_each_stream() -> None:
     account = BufferAccount(10 * MIN_STREAM_BYTES)
     share = BufferShare(account)

@@ -17,12 +17,19 @@ from multidict import CIMultiDict, CIMultiDictProxy
 
 from gateway.errors import ErrorKind, GatewayError, bad_response
 from gateway.system import shared_memory as region
+from gateway.system.buffers import BufferAccount
 from gateway.system.shared_memory import Owner, Slice, is_dead, owner_of
 from gateway.upstream.address import TcpAddress, TlsTarget, parse_server_url
 from gateway.upstream.control_client import send_control_request
 from gateway.upstream.exchange import EndpointOptions, ResponseFuture
 from gateway.upstream.http.endpoint import HttpEndpoint
-from gateway.upstream.shared_memory import MAX_ABANDONED, SharedMemoryLane, SharedMemoryPolicy
+from gateway.upstream.shared_memory import (
+    MAX_ABANDONED,
+    NOT_SHARED,
+    SharedMemoryLane,
+    SharedMemoryLanes,
+    SharedMemoryPolicy,
+)
 from gateway.upstream.transport import (
     RequestTemplate,
     ReservedConnection,
@@ -161,12 +168,14 @@ async def lane_to(
     retry_interval: float = 60,
     shrink_interval: float = 60,
     is_supported: bool = True,
+    account: BufferAccount | None = None,
 ) -> AsyncIterator[SharedMemoryLane]:
     """Start a lane; at the end it must leave no task."""
     async with no_leaks():
         times = (0, patience, close_timeout, retry_interval, shrink_interval)
         policy = SharedMemoryPolicy(size, 1, *times)
-        lane = SharedMemoryLane(server, policy, why_not, is_supported)
+        lanes = SharedMemoryLanes(policy, (account or BufferAccount()).count_shared)
+        lane = SharedMemoryLane(server, lanes, why_not, is_supported)
         lane.start()
         try:
             yield lane
@@ -238,14 +247,41 @@ async def test_region_is_registered_and_loses_its_name(server: Server, folder: P
         part.release()
 
 
-async def test_first_call_starts_a_lane_and_does_not_wait(server: Server) -> None:
+async def test_tensors_are_shared_while_any_lane_has_a_region(server: Server) -> None:
+    lanes = SharedMemoryLanes(SharedMemoryPolicy(SIZE, 5, retry_interval=0.01))
+    one, other = SharedMemoryLane(server, lanes), SharedMemoryLane(Server(), lanes)
     async with no_leaks():
-        lane = SharedMemoryLane(server, SharedMemoryPolicy(SIZE, 1))
-        assert lane.take(1) is None
-        assert lane.why_not == "it is not registered yet"
-        await until(lambda: lane.size)
-        assert lane.take(1) is not None
-        await lane.close()
+        assert lanes.min_bytes == NOT_SHARED
+        assert one.why_not == "it is not registered yet"
+        one.start()
+        await until(lambda: one.size)
+        assert lanes.min_bytes == 5
+        other.start()
+        await until(lambda: other.size)
+        server.refusal = "not any more"
+        one.forget_region(server.own)
+        assert lanes.min_bytes == 5
+        await other.close()
+        assert lanes.min_bytes == NOT_SHARED
+        server.refusal = None
+        await until(lambda: lanes.min_bytes == 5)
+        await one.close()
+        assert lanes.min_bytes == NOT_SHARED
+
+
+async def test_regions_are_guarded_unless_no_server_can_have_one_of_a_gateway() -> None:
+    lanes = SharedMemoryLanes(SharedMemoryPolicy(SIZE, 1))
+    elsewhere = SharedMemoryLane(Server(), lanes, "not here", is_guarded=False)
+    elsewhere.set_supported(True)
+    assert not lanes.are_guarded
+    here = SharedMemoryLane(Server(), lanes, "not wanted", is_supported=False)
+    assert lanes.are_guarded  # until it is known what the server has
+    here.set_supported(False)
+    assert not lanes.are_guarded
+    here.set_supported(True)
+    assert lanes.are_guarded
+    await here.close()
+    assert not lanes.are_guarded
 
 
 async def test_words_of_a_server_that_refuses_tell_why_there_is_none(
@@ -303,7 +339,7 @@ async def test_region_whose_registration_was_sent_again_is_unregistered(folder: 
     model = SharedMemoryModel(1)
     model.cut_after = "register"
     async with real_server(model) as endpoint:
-        lane = SharedMemoryLane(endpoint, SharedMemoryPolicy(SIZE, 1))
+        lane = SharedMemoryLane(endpoint, SharedMemoryLanes(SharedMemoryPolicy(SIZE, 1)))
         lane.start()
         await until(lambda: "already in manager" in lane.why_not)
         assert not model.regions
@@ -316,7 +352,9 @@ async def test_region_of_a_registration_without_response_is_replaced() -> None:
     async with real_server(model) as endpoint:
         await endpoint.connections.close()  # a new connection: the registration is sent once
         model.cut_after = "register"
-        lane = SharedMemoryLane(endpoint, SharedMemoryPolicy(SIZE, 1, retry_interval=0.01))
+        lane = SharedMemoryLane(
+            endpoint, SharedMemoryLanes(SharedMemoryPolicy(SIZE, 1, retry_interval=0.01))
+        )
         lane.start()
         await until(lambda: lane.size)
         assert len(model.regions) == 1
@@ -813,6 +851,40 @@ async def test_memory_that_is_hardly_used_is_given_back_and_comes_again(server: 
         assert server.count("register") == 1
 
 
+async def test_memory_of_a_lane_is_counted_until_it_is_given_back(server: Server) -> None:
+    account = BufferAccount(100 * MIB)
+    server.refusal = "not yet"
+    async with lane_to(
+        server, 64 * MIB, patience=0, retry_interval=0.01, shrink_interval=0.01, account=account
+    ) as lane:
+        await until(lambda: "not yet" in lane.why_not)
+        server.refusal = None
+        await until(lambda: lane.size)
+        assert account.shared == 4 * MIB
+        part = await grow(lane, 9 * MIB)
+        assert account.shared == allocated(lane) == 16 * MIB
+        assert lane.take(9 * MIB) is None  # a quarter has no room for 32 MiB
+        await iterations(20)
+        assert account.shared == allocated(lane) == 16 * MIB
+        part.end_call()
+        del part  # else its region could not be unmapped
+        await until(lambda: allocated(lane) == 4 * MIB)
+        await until(lambda: account.shared == 4 * MIB)
+        lane.forget_region(server.own)
+        await until(lambda: lane.size)
+        await until(lambda: account.shared == 4 * MIB)
+        taken(lane)
+    assert account.shared == 0
+
+
+async def test_lane_without_room_in_the_limit_of_buffered_bytes_has_no_region(
+    server: Server,
+) -> None:
+    async with lane_to(server, 64 * MIB, account=BufferAccount(15 * MIB)) as lane:
+        await until(lambda: "a quarter of limits.max_buffered_bytes" in lane.why_not)
+        assert not server.count("register")
+
+
 async def test_lane_that_grows_is_closed(server: Server, folder: Path) -> None:
     async with lane_to(server, 2**30) as lane:
         await until(lambda: lane.size)
@@ -826,7 +898,8 @@ async def test_lane_that_grows_is_closed(server: Server, folder: Path) -> None:
 
 
 async def test_region_that_grows_is_replaced(server: Server) -> None:
-    async with lane_to(server, 256 * MIB, patience=0) as lane:
+    account = BufferAccount()
+    async with lane_to(server, 256 * MIB, patience=0, account=account) as lane:
         await until(lambda: lane.size)
         before = server.own
         assert lane.take(200 * MIB) is None
@@ -838,6 +911,7 @@ async def test_region_that_grows_is_replaced(server: Server) -> None:
         assert part.region == server.own != before
         part.end_call()
         await until(lambda: not is_mapped(before))
+        await until(lambda: account.shared == allocated(lane))
 
 
 @contextmanager

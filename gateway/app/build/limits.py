@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from pathlib import Path
 from typing import NamedTuple
 
 from gateway.app.build.worker_count import share_per_worker, worker_count
@@ -11,6 +13,12 @@ from gateway.proxy.admission.concurrency_limit import ConcurrencyLimit
 from gateway.proxy.admission.memory_budget import MemoryBudget
 from gateway.settings.limits import Concurrency
 from gateway.settings.schema import Settings
+from gateway.settings.values.wording import SettingWarning
+
+MEMORY_LIMIT = Path("/sys/fs/cgroup/memory.max")
+"""That of the container, whose control group is at the root."""
+_WORKER = 160 * 2**20
+"""Bytes of a worker beside what it buffers; docs/memory.md has the formula."""
 
 _MIRROR_DIVISOR = 4
 """Mirrored copies have a budget of their own: clients' budget divided by this."""
@@ -84,6 +92,23 @@ def _numbers(declared: Concurrency, workers: int) -> tuple[int, int, float] | No
         return None
     queue = share_per_worker(declared.max_queue, workers) if declared.max_queue else 0
     return share_per_worker(declared.max_requests, workers), queue, declared.queue_timeout
+
+
+def memory_warnings(settings: Settings) -> Iterator[SettingWarning]:
+    """Yield each size of shared memory with which the gateway does not fit into its container."""
+    try:
+        limit = int(MEMORY_LIMIT.read_text())
+    except (OSError, ValueError):  # no such file, or "max": there is no limit
+        return
+    workers = worker_count(settings)
+    needed = workers * _WORKER + settings.limits.max_buffered_bytes * 5 // 4
+    for name, upstream in settings.upstreams.items():
+        if (shared := upstream.shared_memory) is not None and shared.size is not None:
+            needed += workers * len(upstream.endpoints) * shared.size
+            if needed > limit:
+                text = f"with it, the gateway may take {needed >> 20} MiB, and its container has "
+                text += f"{limit >> 20} MiB: docs/memory.md"
+                yield ("upstreams", name, "shared_memory", "size"), text
 
 
 def _memory_limits(declared: Settings, workers: int) -> tuple[int, int]:

@@ -25,6 +25,7 @@ from gateway.settings.upstreams import (
     HealthCheck,
     LoadBalancing,
     OutlierDetection,
+    SharedMemory,
     urls_of,
 )
 from gateway.settings.upstreams import Upstream as UpstreamSettings
@@ -44,7 +45,7 @@ from gateway.upstream.pool.dns import Resolver, resolve_host
 from gateway.upstream.pool.member import Member
 from gateway.upstream.pool.outlier_detection import EjectionListener, FailureListener, ignore
 from gateway.upstream.pool.pool import Pool
-from gateway.upstream.shared_memory import SharedMemoryLane, SharedMemoryPolicy
+from gateway.upstream.shared_memory import SharedMemoryLane, SharedMemoryLanes, SharedMemoryPolicy
 from gateway.upstream.transport import HeaderLines, UpstreamEndpoint
 
 _HTTP_IDLE_TIMEOUT = 4.0
@@ -59,6 +60,9 @@ _DIALECT_INTERVAL = 60.0
 """Seconds between two requests to an endpoint that has not shown its dialect."""
 DIALECT_RETRY_INTERVAL = 1.0
 """Seconds until the next one after an error: another server may run there by then."""
+
+_MAX_SHARED_MEMORY = 256 * 2**20
+"""Bytes of an endpoint's shared memory without a ``size``, which ``max_buffered_bytes`` bounds."""
 
 _log = logging.getLogger("tensorgate.upstream")
 
@@ -176,8 +180,12 @@ def build_pool(
     dialect_state: DialectState | None = None,
     concurrency_limit: ConcurrencyLimit | None = None,
     on_health: Callable[[Member], bool | None] = lambda _: None,
+    lanes: SharedMemoryLanes | None = None,
 ) -> Pool:
-    """Build the pool of an upstream, with what supervises it."""
+    """Build the pool of an upstream, with what supervises it.
+
+    Its endpoints have shared memory only with ``lanes``.
+    """
     declared = spec.declared
     public_name = None if spec.exposes_endpoints else upstream_name(spec.name)
     state = dialect_state or _configured_dialect_state(declared)
@@ -192,7 +200,7 @@ def build_pool(
         endpoint = connect_to(address)
         if address.grpc_address is not None:
             endpoint = DualEndpoint(endpoint, connect_to(address.grpc_address))
-        endpoint.shared_memory = _shared_memory_lane(endpoint, address, declared, state)
+        endpoint.shared_memory = _shared_memory_lane(endpoint, address, spec, state, lanes)
         return endpoint
 
     def connect_to(address: ServerAddress) -> UpstreamEndpoint:
@@ -230,38 +238,45 @@ def build_pool(
     )
 
 
-def _shared_memory_policy(declared: UpstreamSettings) -> SharedMemoryPolicy | None:
-    shared = declared.shared_memory
-    if shared is None:
+def _shared_memory_lanes(
+    declared: SharedMemory | None, buffers: BufferAccount
+) -> SharedMemoryLanes | None:
+    if declared is None:
         return None
-    is_auto = not shared.model_fields_set
-    return SharedMemoryPolicy(shared.size, shared.min_bytes, is_auto=is_auto)
+    is_auto = not declared.model_fields_set
+    if declared.size is not None:
+        return SharedMemoryLanes(SharedMemoryPolicy(declared.size, declared.min_bytes))
+    policy = SharedMemoryPolicy(_MAX_SHARED_MEMORY, declared.min_bytes, is_auto=is_auto)
+    return SharedMemoryLanes(policy, buffers.count_shared)
 
 
 def _shared_memory_lane(
     endpoint: UpstreamEndpoint,
     address: ServerAddress,
-    declared: UpstreamSettings,
+    spec: UpstreamSpec,
     state: DialectState,
+    lanes: SharedMemoryLanes | None,
 ) -> SharedMemoryLane | None:
     """Make the lane of an endpoint; a detector tells it whether the server has the extension.
 
     An endpoint that can have none has a lane if the settings ask for one: it says why.
     """
-    policy = _shared_memory_policy(declared)
-    if policy is None:
+    if lanes is None:
         return None
     addresses = [each for each in (address, address.grpc_address) if each is not None]
     is_local = all(each.is_local for each in addresses)
     why_not = "" if is_local else "its address is not on this machine"
-    if declared.retry_stale != "infer":
+    if spec.declared.retry_stale != "infer":
         why_not = "it takes retry_stale: infer"
     configured = None if isinstance(state, DialectDetector) else state.dialect
-    if configured is not None and not configured.triton_extensions:
+    has_none = configured is not None and not configured.triton_extensions
+    if configured is not None and has_none:
         why_not = f"servers of the dialect {configured.name} have none"
-    if why_not and policy.is_auto:
+    if why_not and lanes.policy.is_auto:
         return None
-    return SharedMemoryLane(endpoint, policy, why_not, is_supported=configured is not None)
+    return SharedMemoryLane(
+        endpoint, lanes, why_not, configured is not None, is_local and not has_none
+    )
 
 
 def _server_address(endpoint: Endpoint, spec: UpstreamSpec) -> ServerAddress:
@@ -323,8 +338,10 @@ def _build(
         _log.info("upstream %s: %s", spec.name, protocol.describe(DIALECTS[declared.dialect]))
     clock = asyncio.get_running_loop().time
     on_failure = partial(metrics.count_failure, spec.name)
-    pool = build_pool(spec, buffers, on_ejection, on_failure, state, concurrency_limit, on_health)
-    may_share = pool.is_dynamic or any(each.shared_memory is not None for each in pool.endpoints)
+    lanes = _shared_memory_lanes(declared.shared_memory, buffers)
+    pool = build_pool(
+        spec, buffers, on_ejection, on_failure, state, concurrency_limit, on_health, lanes
+    )
     return Upstream(
         spec.name,
         state,
@@ -335,7 +352,7 @@ def _build(
         declared.required,
         protocol,
         declared.grpc_cancellation,
-        _shared_memory_policy(declared) if may_share else None,
+        lanes,
     )
 
 

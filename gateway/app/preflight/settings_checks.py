@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from ipaddress import ip_address
 
 from gateway.app.build.api_keys import ApiKeys
+from gateway.app.build.limits import memory_warnings
 from gateway.app.build.tls import load_server_tls, tls_warnings, upstream_tls_contexts
 from gateway.app.build.worker_count import offload_warnings
 from gateway.settings.routes import pattern_warnings
@@ -35,6 +36,7 @@ def settings_warnings(settings: Settings) -> Iterator[SettingWarning]:
     """Yield what is allowed but unwise, each with the setting."""
     yield from tls_warnings(settings)
     yield from offload_warnings(settings)
+    yield from memory_warnings(settings)
     yield from pattern_warnings(settings.routes)
 
 

@@ -31,7 +31,7 @@ class MemoryBudget:
 
     @property
     def total(self) -> int:
-        """Return the bytes that are reserved and buffered."""
+        """Return the bytes that are reserved, buffered, and shared with servers."""
         return self.buffers.total
 
     def reserve(self, call: ReservedBytes | None = None) -> Reservation:
@@ -74,9 +74,10 @@ class MemoryBudget:
     def _full(self) -> GatewayError:
         self.buffers.on_refusal()
         buffers = self.buffers
+        most = buffers.limit + buffers.shared
         return overload_error(
             f"the gateway buffers {buffers.total} bytes of other requests and responses already, "
-            f"and {buffers.streams} bodies are in transit; at most {buffers.limit} bytes may be "
+            f"and {buffers.streams} bodies are in transit; at most {most} bytes may be "
             "buffered (limits.max_buffered_bytes)",
             cause=NO_ROOM,
         )

@@ -94,6 +94,7 @@ from gateway.sizes import CACHED_HEADS, CONVERT_CHUNK
 from gateway.system.bounded_cache import BoundedCache
 from gateway.system.buffers import MAX_WINDOW
 from gateway.upstream.grpc.endpoint import check_grpc_head
+from gateway.upstream.shared_memory import NOT_SHARED
 from gateway.upstream.transport import RequestTemplate
 
 MAX_REQUEST: Final = MAX_WINDOW
@@ -214,7 +215,7 @@ class GrpcHandler(InferHandler):
     def _share_passed(
         self, body: bytes, line: bytes, destination: Destination
     ) -> SharedMemoryForm | None:
-        if destination.upstream.shared_memory is None:
+        if destination.upstream.min_shared_bytes == NOT_SHARED:
             return None
         message = share_buffered(body, self._operation, destination)
         if message is None:
@@ -511,7 +512,7 @@ class RpcHandler(CallHandler):
             passes = upstream.speaks_grpc and kind is not OperationKind.LOGGING
             message: bytes | memoryview | None = None
             rpc = self._rpc.name
-            if rpc.startswith("SystemSharedMemory") and upstream.may_have_regions:
+            if rpc.startswith("SystemSharedMemory") and upstream.shared_memory is not None:
                 message = await receive_message(call, reservation)
                 region = read_request(rpc, message).path.get("name", "")
                 passes = passes and not is_for_all_regions(rpc, region)

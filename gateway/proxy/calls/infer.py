@@ -87,6 +87,7 @@ from gateway.proxy.interfaces import Call
 from gateway.sizes import CONVERT_CHUNK, MAX_FAST_RESPONSE, MAX_UNSCHEDULED
 from gateway.system.buffers import MAX_WINDOW
 from gateway.upstream.metadata_cache import UpstreamResponseError
+from gateway.upstream.shared_memory import NOT_SHARED
 from gateway.upstream.transport import Body, HeaderLines, RequestTemplate
 
 _MAX_CACHED_OUTPUTS: Final = 32
@@ -216,7 +217,8 @@ class InferHandler(BufferedHandler):
     def _share_over_http(
         self, received: ReceivedRequest, unlisted: tuple[str, ...], destination: Destination
     ) -> SharedMemoryForm | None:
-        if not destination.upstream.dialect.binary:
+        upstream = destination.upstream
+        if upstream.min_shared_bytes == NOT_SHARED or not upstream.dialect.binary:
             return None
         request = received.request
 
@@ -253,7 +255,8 @@ class InferHandler(BufferedHandler):
         template: RequestTemplate,
         destination: Destination,
     ) -> SharedMemoryForm | None:
-        if not destination.upstream.dialect.grpc.takes_raw:
+        upstream = destination.upstream
+        if upstream.min_shared_bytes == NOT_SHARED or not upstream.dialect.grpc.takes_raw:
             return None
         start, contents = bytes(message[0]), message[1:]
 

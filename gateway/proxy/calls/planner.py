@@ -240,15 +240,15 @@ class Planner:
         Only tensors in binary form may, if it is certain which server gets them.
         """
         destination, start = plan.choice.next, plan.handler.tensors_start
-        policy, endpoints = destination.upstream.shared_memory, destination.upstream.pool.endpoints
-        if policy is None or start is None or plan.mirror is not None:
+        if start is None or size - start < destination.upstream.min_shared_bytes:
             return None
-        if len(endpoints) != 1 or not plan.choice.is_fixed:
+        endpoints = destination.upstream.pool.endpoints
+        if len(endpoints) != 1 or not plan.choice.is_fixed or plan.mirror is not None:
             return None
         lane, dialect = endpoints[0].shared_memory, destination.upstream.dialect_state.dialect
         if lane is None or dialect is None or not plan.handler.sends_binary(destination.upstream):
             return None
-        if size - start < policy.min_bytes or size > destination.limits.max_request_bytes:
+        if size > destination.limits.max_request_bytes:
             return None
         if size > destination.memory_budget.buffers.free:
             return None  # the streaming path asks others to make room

@@ -58,14 +58,14 @@ class SharedMemoryHandler(PassthroughHandler):
         request_id: str,
     ) -> ServerRequest | None:
         """Return the request for a server."""
-        if destination.upstream.may_have_regions:
+        if destination.upstream.shared_memory is not None:
             return None
         return super().to_server(head, body, destination, request_id)
 
     async def serve(self, call: Call) -> None:
         """Serve a call in a task."""
         rpc = None
-        if call.destination.upstream.may_have_regions:
+        if call.destination.upstream.shared_memory is not None:
             rpc = rpc_of("POST", call.request.target)  # the server refuses other methods itself
         if rpc is None or not is_for_all_regions(rpc.rpc, rpc.path.get("name", "")):
             await passthrough(call)

@@ -59,6 +59,7 @@ from gateway.proxy.infer.convert_request import model_metadata
 from gateway.proxy.interfaces import Call, ClientRequest, HeaderLines
 from gateway.upstream.grpc.endpoint import check_grpc_head, check_one_message
 from gateway.upstream.metadata_cache import UpstreamResponseError
+from gateway.upstream.shared_memory import NOT_SHARED
 from gateway.upstream.transport import Body, RequestTemplate, UpstreamRequest, UpstreamResponse
 
 _ANY_SIZE = 2**62
@@ -200,7 +201,7 @@ async def _share(
 ) -> tuple[Body, SharedMemoryForm | None]:
     """Return the body, and how its message goes through shared memory, if it does."""
     upstream = call.destination.upstream
-    if upstream.shared_memory is None or not upstream.dialect.grpc.takes_raw:
+    if upstream.min_shared_bytes == NOT_SHARED or not upstream.dialect.grpc.takes_raw:
         return body, None
     message: SharedMessage | None = None
     if isinstance(body, AsyncIterator):

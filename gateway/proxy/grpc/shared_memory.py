@@ -30,6 +30,7 @@ from gateway.proxy.admission.memory_budget import Reservation
 from gateway.proxy.body_io import Chunks, prepend
 from gateway.proxy.destination import Destination
 from gateway.proxy.infer.convert_request import fetched_metadata, shared_tensors
+from gateway.upstream.shared_memory import NOT_SHARED
 from gateway.upstream.transport import HeaderLines, SentBody
 
 
@@ -78,8 +79,7 @@ async def share_streamed(
     request, before, ending = read
     data = _read_data(ContentsReader(request, ending), prepend(pieces, body), position)
     shared = _share(request, before + ending, data, None, operation, destination)
-    policy = destination.upstream.shared_memory
-    if shared is None or policy is None or shared.input_size >= policy.min_bytes:
+    if shared is None or shared.input_size >= destination.upstream.min_shared_bytes:
         return whole, shared
     size, limits = first_message_size(start) - PREFIX_SIZE, destination.limits
     if size > min(limits.max_buffered_body_bytes, destination.memory_budget.buffers.free):
@@ -112,11 +112,11 @@ def _may_share(size: int, operation: Operation, destination: Destination) -> boo
 
     Small messages mostly have small outputs: then no more is read of them.
     """
-    policy = destination.upstream.shared_memory
-    if policy is None or size >= policy.min_bytes:
-        return policy is not None
+    min_bytes = destination.upstream.min_shared_bytes
+    if size >= min_bytes or min_bytes == NOT_SHARED:
+        return min_bytes != NOT_SHARED
     model = fetched_metadata(operation, destination)
-    return model is not None and largest_output_size(model, size) >= policy.min_bytes
+    return model is not None and largest_output_size(model, size) >= min_bytes
 
 
 def _read_start(

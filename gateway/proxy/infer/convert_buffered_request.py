@@ -30,9 +30,8 @@ from gateway.system.bounded_cache import cached
 from gateway.system.shared_memory import PREFIX
 from gateway.upstream.transport import FIRST_ERROR_STATUS
 
-_OWN_REGION: Final = re.compile(
-    rb'"shared_memory_region"[ \t\r\n]*+:[ \t\r\n]*+"%b' % PREFIX.encode()
-)
+_PREFIX: Final = PREFIX.encode()
+_OWN_REGION: Final = re.compile(rb'"shared_memory_region"[ \t\r\n]*+:[ \t\r\n]*+"%b' % _PREFIX)
 """A member of JSON without escapes."""
 
 _UNRELATED_STATUSES: Final = frozenset((401, 403, 408, 413, 429, 502, 503, 504))
@@ -144,7 +143,7 @@ def own_region_error(request: InferRequest, upstream: Upstream) -> str:
     head = request.head
     error = region_error("input", head.inputs, PREFIX)
     error = error or region_error("output", head.outputs, PREFIX)
-    if not error and request.text and _OWN_REGION.search(request.text):
+    if not error and _PREFIX in request.text and _OWN_REGION.search(request.text):
         # Of a member that occurs twice, the server takes the first, and the head has the last.
         error = "the request's JSON names a shared memory region that is the gateway's own"
     return error

@@ -294,14 +294,11 @@ def shared_tensors(
     """Return the tensors of a request that may go through shared memory; None if they may not.
 
     ``make`` gets the sizes of its outputs. They are certain once the metadata are cached, for which
-    no call waits.
+    no call waits: they are fetched, so ask only while the upstream has shared memory.
     """
-    policy = destination.upstream.shared_memory
-    if policy is None:
-        return None
     tensors = make(certain_output_sizes(request, fetched_metadata(operation, destination)))
     largest = max(tensors.input_size, tensors.output_size)
-    return tensors if largest >= policy.min_bytes else None
+    return tensors if largest >= destination.upstream.min_shared_bytes else None
 
 
 async def check_request(call: Call, received: ReceivedRequest) -> None:

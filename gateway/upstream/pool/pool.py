@@ -425,6 +425,9 @@ class Pool:
         self._supervisor.is_running = True
         self._supervisor.add(self.members)
         await self._supervisor.resolve_names(self.set_endpoints)
+        self._start_shared_memory()
+
+    def _start_shared_memory(self) -> None:
         for endpoint in self.endpoints:
             if endpoint.shared_memory is not None:
                 endpoint.shared_memory.start()
@@ -441,6 +444,7 @@ class Pool:
         self._set_members(members)
         self._supervisor.remove(gone)
         self._supervisor.add(new)
+        self._start_shared_memory()
 
     def refresh_models(self) -> None:
         """Ask the endpoints for their models at once, as those may have changed."""

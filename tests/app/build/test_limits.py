@@ -13,6 +13,7 @@ from gateway.app.build.worker_count import (
     usable_cores,
     worker_count,
 )
+from gateway.app.preflight.settings_checks import settings_warnings
 from gateway.errors import GatewayError
 from gateway.observe import families
 from gateway.observe.gateway_metrics import GatewayMetrics
@@ -76,6 +77,32 @@ def test_reload_adds_and_removes_a_limit() -> None:
     limited.apply()
     assert limited.concurrency_limit is not None
     assert [limited.concurrency_limit.try_acquire() for _ in range(2)] == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("limit", "shared", "warns"),
+    [
+        # 2 × (160 MiB + 3 × 100 MiB) + 1.25 × 1 GiB
+        (2200 * MIB, {"size": "100MiB"}, False),
+        (2199 * MIB, {"size": "100MiB"}, True),
+        (0, "auto", False),
+        ("max", {"size": "1TiB"}, False),
+        (None, {"size": "1TiB"}, False),
+    ],
+)
+def test_size_of_shared_memory_with_which_the_container_is_too_small_is_warned_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: object, shared: object, warns: bool
+) -> None:
+    file = tmp_path / "memory.max"
+    if limit is not None:
+        file.write_text(f"{limit}\n")
+    monkeypatch.setattr("gateway.app.build.limits.MEMORY_LIMIT", file)
+    upstream = {"endpoints": [f"http://127.0.0.1:{port}" for port in (1, 2, 3)]}
+    upstreams = {"t": {**upstream, "shared_memory": shared}}
+    settings = Settings.model_validate({"workers": 2, "upstreams": upstreams})
+    text = "with it, the gateway may take 2200 MiB, and its container has 2199 MiB: docs/memory.md"
+    expected = [(("upstreams", "t", "shared_memory", "size"), text)] * warns
+    assert list(settings_warnings(settings)) == expected
 
 
 def _settings(**more: object) -> Settings:

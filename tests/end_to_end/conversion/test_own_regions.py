@@ -102,15 +102,24 @@ FORMS: dict[Callable[[str], bytes], str] = {
 }
 
 
+UNGUARDED: dict[str, dict[str, Any]] = {
+    "off": {"upstream": {"shared_memory": None}},
+    "elsewhere": {"host": "0.0.0.0"},  # leads here, but is no loopback address
+    "without the extension": {"upstream": {"dialect": "kserve", "inference_protocol": "http"}},
+}
+
+
 @asynccontextmanager
 async def _gateway(
+    host: str = "127.0.0.1",
     **settings: Any,
 ) -> AsyncIterator[tuple[ScriptedServer, GrpcServer, RunningGateway]]:
     """Run a gateway before a server that has one model, and regions, over HTTP and over gRPC."""
     calls = {f"SystemSharedMemory{each}": _nothing for each in ("Status", "Register", "Unregister")}
     with grpc_server(unary={**calls, "CudaSharedMemoryUnregister": _nothing}) as over_grpc:
         async with ScriptedServer(_serve) as server:
-            endpoint = {"http": server.url, "grpc": over_grpc.url}
+            urls = {"http": server.url, "grpc": over_grpc.url}
+            endpoint = {name: url.replace("127.0.0.1", host) for name, url in urls.items()}
             upstream = {**SHARED, "endpoints": [endpoint], **settings.pop("upstream", {})}
             async with running_gateway(upstream=upstream, **settings) as gateway:
                 yield server, over_grpc, gateway
@@ -154,9 +163,25 @@ async def test_http_request_that_names_a_region_of_the_gateway_is_refused(
             assert (reply.status, reply.error) == (400, FORMS[form])
             assert (await client.ask(path(form("mine")))).status == 200
         assert _targets(server, INFER) == [INFER] * 2
-    none = {"shared_memory": None}
-    async with _gateway(upstream=none) as (_, _, gateway), gateway.client() as client:
-        assert (await client.ask(path(form(OWN)))).status == 200
+
+
+@pytest.mark.parametrize("settings", UNGUARDED, ids=UNGUARDED)
+async def test_all_names_pass_where_no_server_can_have_a_region_of_a_gateway(settings: str) -> None:
+    async with _gateway(**UNGUARDED[settings]) as (_, _, gateway), gateway.client() as client:
+        for form in FORMS:
+            assert (await client.ask(form(OWN))).status == 200
+
+
+async def test_regions_are_guarded_where_this_gateway_has_none() -> None:
+    """Another gateway may have some."""
+    async with (
+        _gateway(upstream={"retry_stale": "safe"}) as (server, _, gateway),
+        gateway.client() as client,
+        grpc_client(gateway.url) as grpc_peer,
+    ):
+        assert (await client.ask(_in_json(OWN))).error == INPUT
+        assert await _error(grpc_peer, "ModelInfer", _message(OWN), None) == INPUT
+        assert not server.requests
 
 
 async def test_raw_binary_request_passes() -> None:
@@ -302,9 +327,12 @@ async def test_regions_of_the_gateway_are_none_for_http_clients(route: dict[str,
         assert not {target for _, target, *_ in REFUSED} & set(seen)
 
 
-async def test_all_operations_pass_where_no_tensors_go_through_shared_memory() -> None:
-    none = {"shared_memory": None}
-    async with _gateway(upstream=none) as (_, over_grpc, gateway), gateway.client() as client:
+@pytest.mark.parametrize("settings", UNGUARDED, ids=UNGUARDED)
+async def test_all_operations_pass_where_no_server_can_have_a_region_of_a_gateway(
+    settings: str,
+) -> None:
+    running = _gateway(**UNGUARDED[settings])
+    async with running as (_, over_grpc, gateway), gateway.client() as client:
         for method, target, *_ in REFUSED:
             assert (await client.ask(request(method, target))).status == 200
         assert (await client.ask(request("POST", f"{ALL}/unregister"))).status == 200

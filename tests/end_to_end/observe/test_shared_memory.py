@@ -111,14 +111,38 @@ async def test_memory_without_room_is_full() -> None:
         assert await seen.call(bytes(2 * SIZE)) == streamed
 
 
-async def test_memory_that_the_server_refuses_is_unavailable() -> None:
+async def test_call_counts_nothing_and_fetches_nothing_while_the_server_refuses() -> None:
     model = SharedMemoryModel(ELEMENTS)
     model.is_on = False
-    async with _seen(model) as seen:
-        unavailable = ("socket", "unavailable")
-        assert await seen.call() == {"inputs": unavailable, "outputs": unavailable}
-        assert "--allow-client-shm" in seen.memory["why_not"]
+    async with served(model, upstream={"shared_memory": "auto"}) as (server, gateway, client):
+        seen = _Seen(gateway, client)
+        await until(lambda: "--allow-client-shm" in seen.memory["why_not"])
+        before = len(server.requests)
+        assert await seen.call() == {}
+        assert [each.head.target for each in server.requests[before:]] == ["/v2/models/m/infer"]
         assert (seen.memory["size"], seen.memory["in_use"]) == (0, 0)
+
+
+async def test_memory_that_one_of_two_servers_refuses_is_unavailable_there() -> None:
+    models = [SharedMemoryModel(ELEMENTS), SharedMemoryModel(ELEMENTS)]
+    models[1].is_on = False
+    upstream = {"shared_memory": {"size": "1MiB", "min_bytes": "1KiB"}}
+    async with (
+        ScriptedServer(models[0]) as shares,
+        ScriptedServer(models[1]) as refuses,
+        running_gateway(shares.url, refuses.url, upstream=upstream) as gateway,
+        gateway.client() as client,
+    ):
+        shared, refused = [each.shared_memory for each in gateway.pool.endpoints]
+        assert shared is not None
+        assert refused is not None
+        await until(lambda: shared.size and "501" in str(refused.describe()))
+        while not all(each.inferred for each in models):
+            assert (await client.ask(_request())).status == 200
+        await gateway.until_idle()
+        sums = gateway.gateway.shared.metric_store.sums(families.SHARED_MEMORY_CALLS)
+        inputs = {(url, *why) for _, url, tensors, *why in sums if tensors == "inputs"}
+        assert inputs == {(shares.url, *SHARED), (refuses.url, "socket", "unavailable")}
 
 
 @pytest.mark.parametrize(
@@ -210,6 +234,17 @@ async def test_server_that_lists_the_extension_gets_memory() -> None:
     async with _seen(SharedMemoryModel(ELEMENTS), "auto") as seen:
         await until(lambda: not seen.memory["why_not"])
         assert await seen.call() == {"inputs": SHARED, "outputs": SHARED}
+
+
+@pytest.mark.parametrize(("shared", "counted"), [("auto", 4 * SIZE), ({"size": "1MiB"}, 0)])
+async def test_memory_without_a_size_is_part_of_what_may_be_buffered(
+    shared: object, counted: int
+) -> None:
+    upstream = {"shared_memory": shared}
+    async with served(SharedMemoryModel(ELEMENTS), upstream=upstream) as (_, gateway, client):
+        seen = _Seen(gateway, client)
+        await until(lambda: not seen.memory["why_not"])
+        assert gateway.gateway.status()["buffered_bytes"] == counted
 
 
 async def test_memory_that_the_server_has_forgotten_is_so_once() -> None:

@@ -17,7 +17,7 @@ from multidict import CIMultiDict
 from gateway.upstream.address import parse_server_url
 from gateway.upstream.exchange import EndpointOptions
 from gateway.upstream.http.endpoint import HttpEndpoint
-from gateway.upstream.shared_memory import SharedMemoryLane, SharedMemoryPolicy
+from gateway.upstream.shared_memory import SharedMemoryLane, SharedMemoryLanes, SharedMemoryPolicy
 from gateway.upstream.transport import UpstreamRequest
 from tests.integration.proxying.shared_memory_calls import (
     IMAGE,
@@ -125,7 +125,7 @@ async def test_memory_that_is_shared_and_given_back_many_times_stays_the_same(
 
 async def _share_and_stop(endpoint: HttpEndpoint, number: int) -> None:
     """Share memory, send one image through it to the server and back, and share it no more."""
-    lane = SharedMemoryLane(endpoint, SharedMemoryPolicy(_REGION, 1))
+    lane = SharedMemoryLane(endpoint, SharedMemoryLanes(SharedMemoryPolicy(_REGION, 1)))
     lane.start()
     await until_in_loop(lambda: lane.size)
     inputs, outputs = lane.take(SIZE), lane.take(SIZE)

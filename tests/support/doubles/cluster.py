@@ -15,6 +15,7 @@ from gateway.proxy.router import Route, Router
 from gateway.routing.matcher import Match
 from gateway.upstream.pool.checks import ModelDiscovery, PoolSupervisor
 from gateway.upstream.pool.dialect import DialectState
+from gateway.upstream.shared_memory import SharedMemoryLanes
 from tests.support.doubles.streaming import (
     LIMITS,
     BodyStep,
@@ -144,6 +145,7 @@ def one_upstream(
     discovers_models: bool = False,
     dialect: Dialect | DialectState = TRITON,
     codings: tuple[str, ...] = (),
+    lanes: SharedMemoryLanes | None = None,
     **turns: Turns,
 ) -> Cluster:
     """Make an upstream of servers, by the letter in their URLs, and a route to it."""
@@ -151,6 +153,7 @@ def one_upstream(
     supervisor = PoolSupervisor(model_discovery=ModelDiscovery(60)) if discovers_models else None
     destination = make_destination(*endpoints, limits=limits, supervisor=supervisor)
     destination = _speaking(destination, dialect)
+    destination = replace(destination, upstream=replace(destination.upstream, lanes=lanes))
     router = Router([Route(Match(), (destination,), codings=codings)])
     return Cluster(endpoints, (destination,), router)
 

@@ -23,8 +23,12 @@ from gateway.upstream.metadata_cache import UpstreamResponseError
 from gateway.upstream.pool.checks import HealthChecker, ModelDiscovery, PoolSupervisor
 from gateway.upstream.pool.member import ANY_MODEL, MemberState, Outcome
 from gateway.upstream.pool.pool import Lease, Pool
+from gateway.upstream.shared_memory import SharedMemoryLane, SharedMemoryLanes, SharedMemoryPolicy
 from tests.support.doubles.streaming import EventLog, ScriptedEndpoint, ready
-from tests.support.gateway import no_leaks
+from tests.support.gateway import no_leaks, until
+from tests.support.servers.scripted_server import ScriptedServer
+from tests.support.servers.shared_memory_server import SharedMemoryModel
+from tests.upstream.endpoints import EndpointAt
 from tests.upstream.pools import (
     ManualClock,
     fail_calls,
@@ -266,6 +270,18 @@ async def test_endpoints_come_and_go() -> None:
         pool.set_endpoints([zero, two])
         assert not pool.has_single_endpoint
         assert set(used_endpoints(pool)) == set("02")
+        await pool.close()
+
+
+async def test_endpoint_that_comes_gets_shared_memory_without_a_call(
+    endpoint_at: EndpointAt,
+) -> None:
+    pool = make_pool(1)
+    async with ScriptedServer(SharedMemoryModel(1)) as server, no_leaks():
+        endpoint, lanes = endpoint_at(server.url), SharedMemoryLanes(SharedMemoryPolicy(2**20, 1))
+        endpoint.shared_memory = SharedMemoryLane(endpoint, lanes)
+        pool.set_endpoints([endpoint])
+        await until(lambda: lanes.min_bytes == 1)
         await pool.close()
 
 
