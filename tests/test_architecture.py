@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import ast
 import graphlib
+import runpy
 import subprocess
 import sys
+import tomllib
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 
@@ -131,6 +133,43 @@ def test_no_folder_has_too_many_files(folder: str) -> None:
 def test_no_compiled_module_lies_beside_the_sources() -> None:
     """Python would import it, whatever the sources say: `make clean` removes it."""
     assert not list((ROOT / "gateway").rglob("*.so"))
+
+
+def compiled_files() -> list[str]:
+    """Give the files that mypyc compiles, by the rules of pyproject.toml."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    rules = project["tool"]["hatch"]["build"]["targets"]["wheel"]["hooks"]["custom"]["mypyc"]
+    files: list[str] = runpy.run_path(str(ROOT / "hatch_build.py"))["compiled_modules"](ROOT, rules)
+    return files
+
+
+SUSPENDS = (ast.Await, ast.AsyncFor, ast.AsyncWith, ast.Yield, ast.YieldFrom)
+SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
+
+
+def suspensions(nodes: Iterable[ast.AST]) -> Iterator[int]:
+    """Give the lines of one function at which it can be suspended."""
+    for node in nodes:
+        if isinstance(node, SUSPENDS):
+            yield node.lineno
+        if not isinstance(node, SCOPES):
+            yield from suspensions(ast.iter_child_nodes(node))
+
+
+def test_what_is_compiled_awaits_nothing_in_except_or_finally() -> None:
+    """The exception that mypyc's code handles is the thread's, not the coroutine's.
+
+    Other tasks get it as their context while the coroutine is suspended there. A ``raise`` after it
+    raises theirs, or ends the process: there is none. An ``__aexit__`` may not be suspended either.
+    """
+    found = {
+        f"{file}:{line}"
+        for file in compiled_files()
+        for node in ast.walk(ast.parse((ROOT / file).read_text()))
+        if isinstance(node, ast.Try)
+        for line in suspensions([*node.handlers, *node.finalbody])
+    }
+    assert found == set()
 
 
 WITH_IO = {"gateway.http2.session"}

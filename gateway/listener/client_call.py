@@ -213,6 +213,7 @@ class ClientCall(ABC):
     async def _respond_to(
         self, request: ClientRequest, response: ListenerResponse, rest: Continuation | None
     ) -> None:
+        sent: GatewayError | None = None
         try:
             if rest is None:
                 request.target = to_origin_form(request.target)
@@ -220,7 +221,7 @@ class ClientCall(ABC):
             else:
                 await rest(response)
         except GatewayError as error:
-            await send_error(response, strip_tracebacks(error))
+            sent = strip_tracebacks(error)
         except ConnectionError as error:
             strip_tracebacks(error)  # the client is gone
         except Exception as error:
@@ -233,7 +234,9 @@ class ClientCall(ABC):
                 response.abort()
             else:
                 response.last = True
-                await send_error(response, INTERNAL_ERROR)
+                sent = INTERNAL_ERROR
+        if sent is not None:
+            await send_error(response, sent)
 
     def finish_call(self, response: ListenerResponse) -> None:
         """End the call, whose task has ended."""

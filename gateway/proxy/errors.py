@@ -49,18 +49,19 @@ async def run_with_deadline(
     try:
         with deadline:
             await run(deadline)
-    except GatewayError as error:
-        strip_tracebacks(error)
-        if response.started and not response.take_back():
-            response.record.set_abort(error)
-            why = escape_for_log(error.message)
-            _log.warning("request %s: response aborted: %s", response.record.request_id or "-", why)
-            if response.is_grpc:
-                await _send_grpc_error(response, error, audience)
-            else:
-                response.abort()
+        return
+    except GatewayError as raised:
+        error = strip_tracebacks(raised)
+    if response.started and not response.take_back():
+        response.record.set_abort(error)
+        why = escape_for_log(error.message)
+        _log.warning("request %s: response aborted: %s", response.record.request_id or "-", why)
+        if response.is_grpc:
+            await _send_grpc_error(response, error, audience)
         else:
-            await send_error(response, error, audience)
+            response.abort()
+    else:
+        await send_error(response, error, audience)
 
 
 async def send_error(

@@ -446,6 +446,7 @@ class SharedMemoryLane:
             strerror = error.strerror if isinstance(error, OSError) else None
             # Without the name of a file or region, which is another one each time.
             self._tell_why_not(f"{FOLDER}: {strerror}" if strerror else _NAME.sub("…", str(error)))
+            strip_tracebacks(error)  # its frames hold the region
             return False
         self._retire()
         self._use(region)
@@ -516,7 +517,9 @@ class SharedMemoryLane:
                     told = str(error)
                     _log.info("%s: shared memory stays as it is: %s", self._endpoint.url, told)
                 self._wake.set()  # the lost part may be half of it now
-                await asyncio.sleep(self._policy.retry_interval)
+            else:
+                continue
+            await asyncio.sleep(self._policy.retry_interval)
 
     async def _drop_unused(self, region: Region) -> None:
         """Unregister a region long after its last call, and unmap it.
@@ -549,35 +552,38 @@ class SharedMemoryLane:
         self._registered.add(name)
         try:
             body = orjson.dumps({"key": region.key, "offset": 0, "byte_size": size})
-            await self._post(f"{_PATH}/region/{name}/register", body)
-        except GatewayError as error:
-            await _unmap(region)
-            if isinstance(error, _RefusedError) and error.status not in _UNCERTAIN:
-                self._registered.discard(name)
-            elif not await self._unregister(name):
-                # The server may have registered it: no response came, or it refuses a request that
-                # was sent again over another connection, as it has done the first one.
-                self._leftovers.add(name)
-            raise
+            error = await self._post(f"{_PATH}/region/{name}/register", body)
         finally:
             region.unlink()
-        return region
+        if error is None:
+            return region
+        await _unmap(region)
+        if isinstance(error, _RefusedError) and error.status not in _UNCERTAIN:
+            self._registered.discard(name)
+        elif not await self._unregister(name):
+            # The server may have registered it: no response came, or it refuses a request that
+            # was sent again over another connection, as it has done the first one.
+            self._leftovers.add(name)
+        raise error
 
     async def _unregister(self, name: str) -> bool:
         """Unregister a region; tell whether the server has done it."""
-        try:
-            await self._post(f"{_PATH}/region/{name}/unregister", b"")
-        except GatewayError:
+        if await self._post(f"{_PATH}/region/{name}/unregister", b"") is not None:
             return False
         self._registered.discard(name)
         self._leftovers.discard(name)
         return True
 
-    async def _post(self, path: str, body: bytes) -> None:
-        response = await send_control_request(
-            self._endpoint, path, MAX_PROBE_RESPONSE, _TIMEOUT, body
-        )
-        _check(response)
+    async def _post(self, path: str, body: bytes) -> GatewayError | None:
+        """Send a request; return its error, after which more is awaited: not in an ``except``."""
+        try:
+            response = await send_control_request(
+                self._endpoint, path, MAX_PROBE_RESPONSE, _TIMEOUT, body
+            )
+            _check(response)
+        except GatewayError as error:
+            return strip_tracebacks(error)
+        return None
 
     def _clean_up(self) -> None:
         if self._cleaner is None or self._cleaner.done():

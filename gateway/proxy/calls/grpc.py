@@ -562,10 +562,11 @@ class RpcHandler(CallHandler):
         call = replace(call, request=request, response=response, operation=operation)
         try:
             await self._make_http(scope_of(call)).serve(call)
+            return
         except GatewayError as error:
             if readiness is None or error.kind is not ErrorKind.NOT_READY:
                 raise
-            await response.send(error.kind.value.status, "", CIMultiDict(), b"")
+        await response.send(ErrorKind.NOT_READY.value.status, "", CIMultiDict(), b"")
 
 
 class OwnRpcHandler(RpcHandler):

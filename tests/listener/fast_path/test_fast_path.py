@@ -326,7 +326,7 @@ async def test_drain_aborts_a_call_that_takes_too_long() -> None:
 @pytest.mark.parametrize(
     "step",
     [
-        "gateway.proxy.calls.planner.to_server",
+        pytest.param("gateway.proxy.calls.planner.to_server", marks=needs_source),
         "gateway.upstream.http.endpoint.HttpEndpoint.try_reserve",
     ],
 )
