@@ -64,8 +64,8 @@ class LogWriter:
         self._report_at = 0.0
         self._wake = threading.Event()
         self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="access log", daemon=True)
-        self._thread.start()
+        self._writing_thread = threading.Thread(target=self._run, name="access log", daemon=True)
+        self._writing_thread.start()
 
     def add(self, line: bytes) -> None:
         """Add a line, which ends with a line break."""
@@ -86,7 +86,7 @@ class LogWriter:
         """Write the lines that wait, and drop them if that takes too long; add none after it."""
         self._closed.set()
         self._wake.set()
-        self._thread.join(_CLOSE_TIMEOUT)
+        self._writing_thread.join(_CLOSE_TIMEOUT)
 
     def _drop(self, lines: int) -> None:
         self.dropped += lines

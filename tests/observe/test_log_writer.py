@@ -53,7 +53,7 @@ def writers(path: Path) -> Iterator[Callable[[], LogWriter]]:
     yield make
     for each in made:
         each.close()
-        assert not each._thread.is_alive()
+        assert not each._writing_thread.is_alive()
 
 
 MakeWriter = Callable[[], LogWriter]
@@ -234,7 +234,7 @@ def test_closing_does_not_wait_for_a_reader_forever(
     for _ in range(1000):
         writer.add(b"x" * 1000 + b"\n")
     writer.close()
-    assert not writer._thread.is_alive()
+    assert not writer._writing_thread.is_alive()
     assert writer.dropped > 900
     os.close(reader)
 
