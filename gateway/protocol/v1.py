@@ -66,7 +66,8 @@ class V1ResponseLayout:
     single: bool = False
 
 
-_WHOLE: Final = {form: V1ResponseLayout(form) for form in V1Format}
+_ROWS: Final = V1ResponseLayout(V1Format.ROWS)
+_COLUMNS: Final = V1ResponseLayout(V1Format.COLUMNS)
 _SINGLE: Final = V1ResponseLayout(V1Format.ROWS, single=True)
 
 
@@ -96,9 +97,9 @@ def check_shape(
     A model without a batch dimension takes one instance. The layout is then ``single``, and the
     tensor's shape is ``shape`` without its first 1. Raises ModelMismatchError that names both.
     """
-    if _fits(tensor.shape, shape):
-        return _WHOLE[form]
     is_rows = form is V1Format.ROWS
+    if _fits(tensor.shape, shape):
+        return _ROWS if is_rows else _COLUMNS
     alone = is_rows and not model.batching and tensor.shape[:1] != (-1,)
     if alone and shape[0] == 1 and _fits(tensor.shape, shape[1:]):
         return _SINGLE
