@@ -244,8 +244,8 @@ class SharedMemoryLane:
             self._lanes.set_guarded(self, False)
             self._count(-self._counted)
             self._patience = 0.0
-            for orphan in self._orphans:
-                orphan.cancel()
+            for task in (*self._old.values(), *self._orphans):
+                task.cancel()
             if self._owner is not None:
                 with suppress(OSError):  # the folder may be read-only by now
                     self._owner.close(keeps_regions=bool(self._registered))
@@ -662,10 +662,7 @@ async def _end(*tasks: asyncio.Task[None] | None) -> None:
 
 async def _unmap(region: Region) -> bool:
     """Unmap a region; tell whether it could be."""
-    try:
-        return region.is_idle and await region.unmap()
-    except RuntimeError:  # there is no thread for it
-        return False
+    return region.is_idle and await region.unmap()
 
 
 def _uncount(counter: CallCounter, _: asyncio.Task[None]) -> None:
