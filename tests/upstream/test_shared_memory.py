@@ -284,6 +284,21 @@ async def test_regions_are_guarded_unless_no_server_can_have_one_of_a_gateway() 
     assert not lanes.are_guarded
 
 
+async def test_region_is_guarded_though_its_server_lists_the_extension_no_more(
+    server: Server,
+) -> None:
+    lanes = SharedMemoryLanes(SharedMemoryPolicy(SIZE, 1, patience=0))
+    lane = SharedMemoryLane(server, lanes)
+    lane.start()
+    await until(lambda: lane.size)
+    lane.set_supported(False)
+    assert lanes.are_guarded
+    lane.forget_region(server.own)
+    lane.set_supported(False)
+    assert not lanes.are_guarded
+    await lane.close()
+
+
 async def test_words_of_a_server_that_refuses_tell_why_there_is_none(
     server: Server, folder: Path
 ) -> None:

@@ -172,10 +172,11 @@ async def test_all_names_pass_where_no_server_can_have_a_region_of_a_gateway(set
             assert (await client.ask(form(OWN))).status == 200
 
 
-async def test_regions_are_guarded_where_this_gateway_has_none() -> None:
+@pytest.mark.parametrize("shared", [SHARED, {"shared_memory": "auto"}], ids=["sizes", "auto"])
+async def test_regions_are_guarded_where_this_gateway_has_none(shared: dict[str, Any]) -> None:
     """Another gateway may have some."""
     async with (
-        _gateway(upstream={"retry_stale": "safe"}) as (server, _, gateway),
+        _gateway(upstream={**shared, "retry_stale": "safe"}) as (server, _, gateway),
         gateway.client() as client,
         grpc_client(gateway.url) as grpc_peer,
     ):

@@ -196,8 +196,8 @@ async def test_server_without_the_extension_is_no_news_where_nobody_asks_for_mem
         await until(lambda: gateway.pool.snapshot()[0].dialect)
         assert (await client.ask(_request())).status == 200
         assert gateway.pool.snapshot()[0].shared_memory is None
-    for dialect in ("kserve", "json"):
-        upstream = {"dialect": dialect, "shared_memory": "auto"}
+    for why_not in ({"dialect": "kserve"}, {"dialect": "json"}, {"retry_stale": "safe"}):
+        upstream = {**why_not, "shared_memory": "auto"}
         async with running_gateway(server.url, upstream=upstream) as gateway:
             assert gateway.pool.snapshot()[0].shared_memory is None
     assert "memory" not in caplog.text
