@@ -257,6 +257,25 @@ async def test_memory_that_the_server_has_forgotten_is_so_once() -> None:
         assert await seen.call() == {"inputs": SHARED, "outputs": SHARED}
 
 
+async def test_outputs_may_be_in_another_region_which_the_server_has_forgotten() -> None:
+    model = SharedMemoryModel(ELEMENTS)
+    async with _seen(model) as seen:
+        (memory,) = [each.shared_memory for each in seen.gateway.pool.endpoints]
+        assert memory is not None
+        (before,) = model.regions
+        sent = _request()
+        await seen.client.send(sent[: -len(TENSOR) // 2])
+        await until(lambda: seen.memory["in_use"])
+        memory.forget_region(before)
+        await until(lambda: len(model.regions) == 2)
+        await until(lambda: not seen.memory["why_not"])
+        (after,) = model.regions.keys() - {before}
+        del model.regions[after]
+        await seen.client.send(sent[-len(TENSOR) // 2 :])
+        reply = await seen.client.read_response()
+        assert (reply.status, reply.body[-len(TENSOR) :]) == (200, TENSOR)
+
+
 async def test_memory_of_a_call_whose_client_left_is_in_quarantine_until_the_server_is_done() -> (
     None
 ):
