@@ -140,7 +140,9 @@ async def _unregister_all(call: Call) -> None:
         }
         for target in [_unregister_target(name, upstream) for name in sorted(regions)]:
             request = make_sub_request(call.request, target, (b"",))
-            for each in await _query(call, request, reservation):
+            with call.reserve() as part:  # a server may send much each time
+                responses = await _query(call, request, part)
+            for each in responses:
                 url = each.server.url
                 if not _lacks_region(each) and (url not in results or results[url].success):
                     results[url] = each

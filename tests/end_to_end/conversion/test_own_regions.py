@@ -473,6 +473,21 @@ async def test_time_for_all_regions_is_that_of_one_call() -> None:
         assert _targets(server, REGION) == [f"{REGION}/r0/unregister"]
 
 
+async def test_large_responses_about_regions_are_buffered_one_at_a_time() -> None:
+    names = [f"r{i}" for i in range(50)]
+    listed = http_response(json.dumps([{"name": each} for each in names]).encode())
+
+    async def serve(connection: Connection) -> None:
+        while True:
+            is_status = (await connection.request()).head.target.endswith("/status")
+            await connection.send(listed if is_status else http_response(bytes(2**20)))
+
+    running = served(*[serve] * 60, upstream=SHARED, max_buffered_bytes="16MiB")
+    async with running as (server, _, client):
+        assert (await client.ask(request("POST", f"{ALL}/unregister"))).status == 200
+        assert len(_targets(server, REGION)) == len(names)
+
+
 async def test_server_without_the_operation_says_so() -> None:
     not_found = http_response(b'{"detail":"Not Found"}', status="404 Not Found")
     async with served(model_script(other=not_found), upstream=SHARED) as (_, gateway, client):
