@@ -315,12 +315,16 @@ class Region:
 
     async def unmap(self) -> bool:
         """Close it in a thread, as that would hold the event loop; see ``close``."""
-        if not await asyncio.to_thread(self.close):
-            return False
-        self._count(-self._counted)
-        return True
+        try:
+            is_closed = await asyncio.to_thread(self.close)
+        except RuntimeError:  # there is no thread for it
+            is_closed = self.close()
+        if is_closed:
+            self._count(-self._counted)
+        return is_closed
 
     def _count(self, size: int) -> None:
+        size = max(size, -self._counted)  # it may be unmapped while it fails to grow
         self._on_count(size)
         self._counted += size
 

@@ -217,7 +217,9 @@ class SharedMemoryLane:
     def set_supported(self, is_supported: bool) -> None:
         """Learn from the server's metadata whether it takes a registration."""
         self._is_supported = is_supported
-        self._lanes.set_guarded(self, is_supported and self._is_guarded)
+        # A server that lists it no more may be another one behind the address: regions stay.
+        may_have_regions = is_supported or bool(self._registered)
+        self._lanes.set_guarded(self, may_have_regions and self._is_guarded)
         if not is_supported and self._is_possible and self._region is None:
             self._tell_why_not("the server does not list the extension system_shared_memory")
         self._wake.set()
@@ -244,8 +246,8 @@ class SharedMemoryLane:
             self._lanes.set_guarded(self, False)
             self._count(-self._counted)
             self._patience = 0.0
-            for orphan in self._orphans:
-                orphan.cancel()
+            for task in (*self._old.values(), *self._orphans):
+                task.cancel()
             if self._owner is not None:
                 with suppress(OSError):  # the folder may be read-only by now
                     self._owner.close(keeps_regions=bool(self._registered))
@@ -406,7 +408,7 @@ class SharedMemoryLane:
 
     async def _keep_registered(self) -> None:
         if not self._is_possible:
-            _log.info("%s: no shared memory: %s", self._endpoint.url, self.why_not)
+            self._tell_why_not(self.why_not)
             return
         while True:
             self._wake.clear()
@@ -477,7 +479,7 @@ class SharedMemoryLane:
 
     @property
     def _is_no_news(self) -> bool:
-        return self._policy.is_auto and not self._is_supported
+        return self._policy.is_auto and not (self._is_possible and self._is_supported)
 
     def _retire(self) -> None:
         """Give no more slices of the region, and drop it when nobody uses it any more."""
@@ -668,10 +670,7 @@ async def _end(*tasks: asyncio.Task[None] | None) -> None:
 
 async def _unmap(region: Region) -> bool:
     """Unmap a region; tell whether it could be."""
-    try:
-        return region.is_idle and await region.unmap()
-    except RuntimeError:  # there is no thread for it
-        return False
+    return region.is_idle and await region.unmap()
 
 
 def _uncount(counter: CallCounter, _: asyncio.Task[None]) -> None:

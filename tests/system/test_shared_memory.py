@@ -6,6 +6,7 @@ import os
 import stat
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -351,6 +352,29 @@ async def test_region_that_stops_growing_allocates_nothing_for_calls_that_found_
         await region.grow()
         assert region.allocated == START * MIB
         assert region.take(32 * MIB) is None
+
+
+async def test_region_that_is_unmapped_while_it_fails_to_grow_counts_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    is_unmapped, counted = threading.Event(), [0]
+
+    def fail(*_: object) -> None:
+        is_unmapped.wait(5)
+        raise OSError("no room")
+
+    monkeypatch.setattr(Region, "_change_file", fail)
+    region = await Region.make("tensorgate-x", 64 * MIB, counted.append)
+    region.on_full = lambda: None
+    assert region.take(8 * MIB) is None
+    growing = asyncio.create_task(region.grow())
+    await asyncio.sleep(0)
+    assert sum(counted) == 8 * MIB
+    assert await region.unmap()
+    is_unmapped.set()
+    with pytest.raises(OSError, match="no room"):
+        await growing
+    assert sum(counted) == 0
 
 
 async def test_region_that_is_not_used_gives_back_all_but_its_start(folder: Path) -> None:

@@ -6,7 +6,7 @@ import mmap
 import os
 import ssl
 import subprocess
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from itertools import pairwise
@@ -282,6 +282,21 @@ async def test_regions_are_guarded_unless_no_server_can_have_one_of_a_gateway() 
     assert lanes.are_guarded
     await here.close()
     assert not lanes.are_guarded
+
+
+async def test_region_is_guarded_though_its_server_lists_the_extension_no_more(
+    server: Server,
+) -> None:
+    lanes = SharedMemoryLanes(SharedMemoryPolicy(SIZE, 1, patience=0))
+    lane = SharedMemoryLane(server, lanes)
+    lane.start()
+    await until(lambda: lane.size)
+    lane.set_supported(False)
+    assert lanes.are_guarded
+    lane.forget_region(server.own)
+    lane.set_supported(False)
+    assert not lanes.are_guarded
+    await lane.close()
 
 
 async def test_words_of_a_server_that_refuses_tell_why_there_is_none(
@@ -883,6 +898,40 @@ async def test_lane_without_room_in_the_limit_of_buffered_bytes_has_no_region(
     async with lane_to(server, 64 * MIB, account=BufferAccount(15 * MIB)) as lane:
         await until(lambda: "a quarter of limits.max_buffered_bytes" in lane.why_not)
         assert not server.count("register")
+
+
+async def test_memory_is_counted_no_more_if_there_is_no_thread_to_unmap_it(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    in_thread = asyncio.to_thread
+
+    async def to_thread(function: Callable[..., object], *args: object) -> object:
+        if function.__name__ == "close":
+            raise RuntimeError("can't start new thread")
+        return await in_thread(function, *args)
+
+    monkeypatch.setattr(asyncio, "to_thread", to_thread)
+    account, server.refusal = BufferAccount(), "refused"
+    async with lane_to(server, account=account) as lane:
+        await until(lambda: "refused" in lane.why_not)
+        assert account.shared == 0
+
+
+async def test_close_that_is_cancelled_counts_a_retired_region_once(server: Server) -> None:
+    account = BufferAccount()
+    async with lane_to(server, patience=0.05, account=account) as lane:
+        await until(lambda: lane.size)
+        part, name = taken(lane), server.own
+        await lose(lane, server, SIZE // 2)
+        await until(lambda: lane.size == 2 * SIZE)
+        closing = asyncio.create_task(lane.close())
+        await asyncio.sleep(0)
+        closing.cancel()
+        await asyncio.wait([closing])
+        part.end_call()
+        await asyncio.sleep(0.1)
+        assert account.shared == 0
+        assert name in server.regions
 
 
 async def test_lane_that_grows_is_closed(server: Server, folder: Path) -> None:

@@ -259,7 +259,8 @@ def _shared_memory_lane(
 ) -> SharedMemoryLane | None:
     """Make the lane of an endpoint; a detector tells it whether the server has the extension.
 
-    An endpoint that can have none has a lane if the settings ask for one: it says why.
+    An endpoint that can have none has a lane if the settings ask for one: it says why. So has one
+    whose server may have regions of another gateway: they are guarded.
     """
     if lanes is None:
         return None
@@ -272,11 +273,10 @@ def _shared_memory_lane(
     has_none = configured is not None and not configured.triton_extensions
     if configured is not None and has_none:
         why_not = f"servers of the dialect {configured.name} have none"
-    if why_not and lanes.policy.is_auto:
+    is_guarded = is_local and not has_none
+    if lanes.policy.is_auto and not is_guarded:
         return None
-    return SharedMemoryLane(
-        endpoint, lanes, why_not, configured is not None, is_local and not has_none
-    )
+    return SharedMemoryLane(endpoint, lanes, why_not, configured is not None, is_guarded)
 
 
 def _server_address(endpoint: Endpoint, spec: UpstreamSpec) -> ServerAddress:

@@ -148,8 +148,9 @@ class SharedMemoryAttempt:
         if status not in (NOT_FOUND, FAILED):
             return False
         text = bytes(text)
-        if status == NOT_FOUND and (region := self.slices[0].region).encode() in text:
-            self.lane.forget_region(region)
+        named = [each.region for each in self.slices if each.region.encode() in text]
+        if status == NOT_FOUND and named:
+            self.lane.forget_region(max(named, key=len))  # one may be the start of another
             self.give_up(_FORGOTTEN, record)
             return True
         if status == FAILED and self.outputs is not None and _SLICE_TOO_SMALL in text:

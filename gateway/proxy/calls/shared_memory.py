@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any, Final
 
 import orjson
 
-from gateway.errors import ErrorKind, GatewayError, bad_response
+from gateway.errors import ErrorKind, GatewayError, bad_request, bad_response
 from gateway.http1.head import RequestHead
 from gateway.protocol.grpc.rpcs import rpc_of
 from gateway.protocol.json_errors import quote_value
@@ -38,8 +39,9 @@ _REGISTER: Final = "SystemSharedMemoryRegister"
 _UNREGISTER: Final = "SystemSharedMemoryUnregister"
 
 _PATH: Final = "/v2/systemsharedmemory"
-_SEGMENT: Final = re.compile(r"(?!\.\.?$)[\w.~%!$&'()*+,;=:@-]+", re.ASCII)
-"""Names that a path has as they are: Triton decodes none (RFC 3986, section 3.3)."""
+_SEGMENT: Final = re.compile(r"(?!\.\.?$)[\w.~%!$&'()*+,;=:@-]{1,8000}", re.ASCII)
+"""Names that a path has as they are: Triton decodes none (RFC 3986, section 3.3), and closes the
+connection for longer paths."""
 _UNKNOWN: Final = (400, 404)
 """Statuses of a server that does not have a region."""
 
@@ -79,9 +81,13 @@ def is_for_all_regions(rpc: str, name: str) -> bool:
     """Tell whether an RPC is for all regions, the gateway's too; ``name`` is that of its region.
 
     Raises GatewayError if the RPC is for a region of the gateway: 404 as from the server for a
-    region that it does not have, 403 for a change.
+    region that it does not have, 403 for a change. 400 for a new region without a name, with which
+    servers take it over gRPC: nobody could unregister it without all others.
     """
     is_own = name.startswith(PREFIX)
+    if rpc == _REGISTER and not name:
+        text = "'region name' is necessary to register system shared memory region"
+        raise bad_request(text)
     if rpc == _STATUS and is_own:
         text = f"Unable to find system shared memory region: '{name}'"
         raise GatewayError(ErrorKind.NOT_FOUND, text)
@@ -134,11 +140,15 @@ async def _unregister_all(call: Call) -> None:
         }
         for target in [_unregister_target(name, upstream) for name in sorted(regions)]:
             request = make_sub_request(call.request, target, (b"",))
-            for each in await _query(call, request, reservation):
+            with call.reserve() as part:  # a server may send much each time
+                responses = await _query(call, request, part)
+            for each in responses:
                 url = each.server.url
                 if not _lacks_region(each) and (url not in results or results[url].success):
                     results[url] = each
-        if all(each.success for each in results.values()):
+            if not call.deadline.seconds_left and not _are_successes(results.values()):
+                break  # no other one gets a response
+        if _are_successes(results.values()):
             await send_json(call, b"")
         else:
             await send_merged(call, tuple(results.values()))
@@ -148,6 +158,10 @@ async def _query(
     call: Call, request: UpstreamRequest, reservation: Reservation
 ) -> list[SubResponse]:
     return await query_servers(call, lambda _: request, reservation)
+
+
+def _are_successes(responses: Iterable[SubResponse]) -> bool:
+    return all(each.success for each in responses)
 
 
 def _lacks_region(response: SubResponse) -> bool:

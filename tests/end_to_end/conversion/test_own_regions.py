@@ -172,10 +172,11 @@ async def test_all_names_pass_where_no_server_can_have_a_region_of_a_gateway(set
             assert (await client.ask(form(OWN))).status == 200
 
 
-async def test_regions_are_guarded_where_this_gateway_has_none() -> None:
+@pytest.mark.parametrize("shared", [SHARED, {"shared_memory": "auto"}], ids=["sizes", "auto"])
+async def test_regions_are_guarded_where_this_gateway_has_none(shared: dict[str, Any]) -> None:
     """Another gateway may have some."""
     async with (
-        _gateway(upstream={"retry_stale": "safe"}) as (server, _, gateway),
+        _gateway(upstream={**shared, "retry_stale": "safe"}) as (server, _, gateway),
         gateway.client() as client,
         grpc_client(gateway.url) as grpc_peer,
     ):
@@ -293,12 +294,14 @@ async def test_text_of_a_tensor_may_be_the_name_of_such_a_region() -> None:
 REGION = "/v2/systemsharedmemory/region"
 ALL = "/v2/systemsharedmemory"
 FOREIGN = "shared memory regions whose names begin with 'tensorgate-' are the gateway's own"
+NAMELESS = "'region name' is necessary to register system shared memory region"
 UNKNOWN = f"Unable to find system shared memory region: '{OWN}'"
 REFUSED = [
     ("POST", f"{REGION}/{OWN}/register", 403, FOREIGN),
     ("POST", f"{REGION}/{OWN}/unregister?x", 403, FOREIGN),
     ("POST", f"{REGION}/%74ensorgate-x-1/unregister", 403, FOREIGN),
     ("PUT", f"{ALL}/unregister", 405, "Method Not Allowed"),
+    ("POST", f"{ALL}/register", 400, NAMELESS),
     ("GET", f"{REGION}/{OWN}/status", 404, UNKNOWN),
 ]
 PASSED = [
@@ -356,6 +359,7 @@ REFUSED_RPCS = [
     (REGISTER, OWN, grpc.StatusCode.PERMISSION_DENIED, FOREIGN),
     (UNREGISTER, OWN, grpc.StatusCode.PERMISSION_DENIED, FOREIGN),
     (STATUS, OWN, grpc.StatusCode.NOT_FOUND, UNKNOWN),
+    (REGISTER, "", grpc.StatusCode.INVALID_ARGUMENT, NAMELESS),
 ]
 
 
@@ -451,6 +455,37 @@ async def test_client_that_leaves_while_regions_are_unregistered_leaves_nothing(
             await asyncio.wait_for(asked.wait(), 5)
             assert gateway.outstanding == 1
         await gateway.until_idle()
+
+
+async def test_time_for_all_regions_is_that_of_one_call() -> None:
+    names = [f"r{i}" for i in range(100)]
+    listed = http_response(json.dumps([{"name": each} for each in names]).encode())
+
+    async def hang(connection: Connection) -> None:
+        while not (await connection.request()).head.target.endswith("/unregister"):
+            await connection.send(listed)
+        await connection.wait_for_close()
+
+    running = served(*[hang] * 300, upstream=SHARED, request_timeout="0.2s")
+    async with running as (server, _, client):
+        reply = await client.ask(request("POST", f"{ALL}/unregister"))
+        assert (reply.status, "not done in 0.2 s" in reply.error) == (504, True)
+        assert _targets(server, REGION) == [f"{REGION}/r0/unregister"]
+
+
+async def test_large_responses_about_regions_are_buffered_one_at_a_time() -> None:
+    names = [f"r{i}" for i in range(50)]
+    listed = http_response(json.dumps([{"name": each} for each in names]).encode())
+
+    async def serve(connection: Connection) -> None:
+        while True:
+            is_status = (await connection.request()).head.target.endswith("/status")
+            await connection.send(listed if is_status else http_response(bytes(2**20)))
+
+    running = served(*[serve] * 60, upstream=SHARED, max_buffered_bytes="16MiB")
+    async with running as (server, _, client):
+        assert (await client.ask(request("POST", f"{ALL}/unregister"))).status == 200
+        assert len(_targets(server, REGION)) == len(names)
 
 
 async def test_server_without_the_operation_says_so() -> None:

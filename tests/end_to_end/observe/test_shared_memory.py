@@ -196,8 +196,8 @@ async def test_server_without_the_extension_is_no_news_where_nobody_asks_for_mem
         await until(lambda: gateway.pool.snapshot()[0].dialect)
         assert (await client.ask(_request())).status == 200
         assert gateway.pool.snapshot()[0].shared_memory is None
-    for dialect in ("kserve", "json"):
-        upstream = {"dialect": dialect, "shared_memory": "auto"}
+    for why_not in ({"dialect": "kserve"}, {"dialect": "json"}, {"retry_stale": "safe"}):
+        upstream = {**why_not, "shared_memory": "auto"}
         async with running_gateway(server.url, upstream=upstream) as gateway:
             assert gateway.pool.snapshot()[0].shared_memory is None
     assert "memory" not in caplog.text
@@ -255,6 +255,25 @@ async def test_memory_that_the_server_has_forgotten_is_so_once() -> None:
         assert await seen.call() == {"inputs": forgotten, "outputs": forgotten}
         await until(lambda: not seen.memory["why_not"])
         assert await seen.call() == {"inputs": SHARED, "outputs": SHARED}
+
+
+async def test_outputs_may_be_in_another_region_which_the_server_has_forgotten() -> None:
+    model = SharedMemoryModel(ELEMENTS)
+    async with _seen(model) as seen:
+        (memory,) = [each.shared_memory for each in seen.gateway.pool.endpoints]
+        assert memory is not None
+        (before,) = model.regions
+        sent = _request()
+        await seen.client.send(sent[: -len(TENSOR) // 2])
+        await until(lambda: seen.memory["in_use"])
+        memory.forget_region(before)
+        await until(lambda: len(model.regions) == 2)
+        await until(lambda: not seen.memory["why_not"])
+        (after,) = model.regions.keys() - {before}
+        del model.regions[after]
+        await seen.client.send(sent[-len(TENSOR) // 2 :])
+        reply = await seen.client.read_response()
+        assert (reply.status, reply.body[-len(TENSOR) :]) == (200, TENSOR)
 
 
 async def test_memory_of_a_call_whose_client_left_is_in_quarantine_until_the_server_is_done() -> (

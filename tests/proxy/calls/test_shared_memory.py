@@ -95,7 +95,10 @@ async def test_list_of_regions_that_is_none_is_an_error(listed: ServerStep) -> N
     assert cluster.received == [[STATUS]]
 
 
-@pytest.mark.parametrize("name", ["a/b", "a b", "..", "a?", "a\r\nHost: b", "\u00fc", ""])
+NAMES = ["a/b", "a b", "..", "a?", "a\r\nHost: b", "\u00fc", "", "z" * 8200]
+
+
+@pytest.mark.parametrize("name", NAMES)
 async def test_name_that_fits_into_no_path_is_refused(name: str) -> None:
     cluster = _cluster(a=_regions("a", name))
     response = await cluster.ask("POST", f"{ALL}/unregister")
