@@ -46,7 +46,7 @@ read_arguments(
     Py_ssize_t needed, Py_ssize_t most)
 {
     if (given <= needed || given > 1 + most) {
-        PyErr_Format(PyExc_TypeError, "it takes %zd to %zd arguments", 1 + needed, 1 + most);
+        PyErr_SetString(PyExc_TypeError, "these are too few arguments, or too many");
         return false;
     }
     for (Py_ssize_t index = 1; index < given; index++) {

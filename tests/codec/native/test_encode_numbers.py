@@ -7,6 +7,7 @@ minutes; arguments are the first bit pattern and the end of the range.
 import math
 import struct
 import sys
+from contextlib import suppress
 from random import Random
 from typing import Any
 
@@ -158,6 +159,42 @@ def test_invalid_arguments_are_refused() -> None:
         if DATATYPES[name].size != 1:
             with pytest.raises(ValueError, match="the data end inside an element"):
                 native.encode_numbers(b"123", CODES[name])
+
+
+REFUSED: dict[str, tuple[Any, ...]] = {
+    "no argument": (),
+    "one argument": (b"",),
+    "too many": (b"", 0, 0, 0, (), 0),
+    "no buffer": ("", 0, 0),
+    "no integer": (b"", 0, None),
+    "numpy": (b"", np.int64(0), 0),
+    "fraction": (b"", 0, 0.0),
+    "huge": (b"", 0, 2**63),
+    "huge and negative": (b"", 0, -(2**64)),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+@pytest.mark.parametrize("name", ["decode_numbers", "encode_numbers", "scan_numbers"])
+def test_arguments_of_other_kinds_are_refused(name: str, case: str) -> None:
+    function: Any = getattr(native, name)
+    with pytest.raises((TypeError, OverflowError, BufferError)):
+        function(*REFUSED[case])
+
+
+def test_buffers_that_are_not_contiguous_are_refused() -> None:
+    with pytest.raises(BufferError):
+        native.scan_numbers(memoryview(b"12345678")[::2], 0, 1)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("more", [(99,), (-1,), (0, -1), (3, 0, 0, (5, 5)), (3, 0, 0, ("1",)), ()])
+@pytest.mark.parametrize("name", ["decode_numbers", "encode_numbers", "scan_numbers"])
+def test_refused_arguments_leave_no_buffer_exported(name: str, more: tuple[Any, ...]) -> None:
+    function: Any = getattr(native, name)
+    data = bytearray(b"[1]")
+    with suppress(TypeError, ValueError):
+        function(data, *more)
+    data.append(0)  # raises BufferError while it is exported
 
 
 ELEMENTS = st.one_of(

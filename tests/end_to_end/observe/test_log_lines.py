@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -19,6 +20,7 @@ from gateway.observe.failure_log import FailureLog
 from gateway.proxy import errors
 from tests.support.gateway import RunningGateway, running_gateway, until
 from tests.support.grpc.client import grpc_client
+from tests.support.http2_client import connect_http2
 from tests.support.http_messages import chunk, chunked, http_response, message, request
 from tests.support.inference_messages import (
     FLOATS,
@@ -372,3 +374,40 @@ async def test_request_id_replaces_that_of_the_server_unless_ids_are_off(
     assert response.head.all("X-Request-Id") == ["r-1" if has_ids else "server"]
     assert response.head.get("X-Other") == "1"
     assert ("request_id" in line) is has_ids
+
+
+# ------------------------------------------------------------------------------------ forged lines
+
+QUOTED = r'"(?:[ !#-\[\]-~]|\\["\\x])*"'
+TEXT_LINE = re.compile(rf"\S{{24}} {QUOTED} \d+ \d+ \d+\.\d \S+ \S+ \S+ (?:-|{QUOTED})")
+TARGETS = [
+    f'{start}{chr(odd)}"{end}'
+    for start in ("/", "http://h")
+    for odd in range(256)
+    for end in ("", " 200 0 0.1 - - - -")
+]
+TARGETS += ["/" + 1999 * "a" + "\\", "/" + 1000 * '"', "*", '"']
+
+
+async def test_no_target_forges_a_line_of_text(tmp_path: Path) -> None:
+    log = tmp_path / "access.log"
+    general = {"log": {"access": {"path": str(log), "format": "text"}}}
+    server = ScriptedServer(always_respond(http_response()))
+    async with server, running_gateway(server.url, general=general) as gateway:
+        for target in TARGETS:
+            head = f"GET {target} HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n"
+            async with gateway.client() as client:
+                await client.send(head.encode("latin-1"))
+                await client.rest()
+        async with connect_http2(gateway.url) as http2:
+            for odd in '"\\ \n\x85\xad':
+                await http2.call("GET", f'/{odd}" 200 0 0.1 - - - -')
+                await http2.call("GET", f'/{odd}"')
+        async with gateway.client() as client:
+            assert (await client.call("GET", "/v2/innocent")).status == 200
+    lines = log.read_text().split("\n")
+    assert len(lines) > len(TARGETS)
+    assert lines.pop() == ""
+    assert [line for line in lines if not TEXT_LINE.fullmatch(line)] == []
+    assert '"GET /v2/innocent" 200 ' in lines[-1]
+    assert sum(r'"GET /\\\"" 200 ' in line for line in lines) == 2

@@ -6,6 +6,7 @@ import asyncio
 import re
 import socket
 import threading
+import tracemalloc
 from collections.abc import AsyncIterator
 from contextlib import AbstractContextManager
 from typing import Any
@@ -25,7 +26,7 @@ from gateway.http2.frames import (
 from gateway.http2.hpack import Encoder
 from gateway.system.buffers import BufferAccount
 from gateway.upstream.http2.endpoint import Http2Endpoint
-from gateway.upstream.transport import UpstreamResponse
+from gateway.upstream.transport import RequestTemplate, UpstreamResponse
 from tests.support.checks.garbage import no_garbage
 from tests.support.gateway import until
 from tests.support.servers.grpc_server import GrpcServer, grpc_server
@@ -65,6 +66,50 @@ def _recorder(received: list[ReceivedStream]) -> Play:
             number += 1
 
     return play
+
+
+LINES: dict[bytes, tuple[bytes, bytes] | None] = {
+    b"X-A:  b\xfc c \t": (b"x-a", b"b\xfc c"),
+    b"X-Empty:": (b"x-empty", b""),
+    b"X-Colon: a:b": (b"x-colon", b"a:b"),
+    b"traceparent: 00-1": (b"traceparent", b"00-1"),
+    b"X-Long: " + b"x" * 5000: (b"x-long", b"x" * 5000),
+    b"Connection: close": None,
+    b"keep-alive: timeout=5": None,
+    b"TE: Trailers": (b"te", b"Trailers"),
+    b"TE: trailers, deflate": None,
+    b"te: trailers\xa0": None,
+}
+"""Header lines, and the fields that they become."""
+
+
+async def test_lines_become_fields_the_first_time_and_later(http2_at: Http2EndpointAt) -> None:
+    endpoint = http2_at("http://127.0.0.1:1")
+    template = RequestTemplate("POST", "/x", (("Accept", "*/*"),))
+    expected = [field for field in LINES.values() if field is not None]
+    for _ in range(2):
+        _, _, _, _, accept, *more = endpoint.template_fields(template, b"\r\n".join((*LINES, b"")))
+        assert accept == (b"accept", b"*/*")
+        assert more == expected
+
+
+async def test_lines_that_differ_each_time_take_no_memory(http2_at: Http2EndpointAt) -> None:
+    endpoint = http2_at("http://127.0.0.1:1")
+    template = RequestTemplate("POST", "/x", ())
+
+    def send(name: bytes, size: int) -> None:
+        for number in range(100):
+            line = b"%b: %d%b\r\n" % (name, number, b"x" * size)
+            for _ in range(3):
+                endpoint.template_fields(template, line)
+
+    send(b"x-long", 10)  # the caches themselves
+    tracemalloc.start()
+    send(b"traceparent", 200)
+    send(b"x-long", 10_000)
+    found = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    assert found < 10_000
 
 
 async def test_request_and_response_carry_headers_bodies_and_trailers(
