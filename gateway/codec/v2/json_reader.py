@@ -134,22 +134,20 @@ class JsonMessageReader(ABC):
             self.step()
 
     def _extract(self) -> bool:
-        """Extract some of the text; return whether there was any, or the end of the message.
+        """Extract some of the text; return whether there was any, or its end.
 
         An error is raised only once the data before it is converted.
         """
         if self._events is None or self._failure is not None:
             return False
-        count = 0
         try:
-            while count < _MAX_RUNS_PER_STEP:
+            for _ in range(_MAX_RUNS_PER_STEP):
                 event = next(self._events, None)
                 if event is None:
                     self._events = None
                     if self._is_last_fed:
                         self._read_header()
-                    return count > 0 or self._is_last_fed
-                count += 1
+                    break
                 self._handle_event(event)
         except GatewayError as error:
             self._failure = strip_tracebacks(error)

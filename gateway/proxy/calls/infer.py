@@ -402,7 +402,7 @@ def _has_grpc_fields(head: RequestHead, is_of_grpc: bool) -> bool:
 
     The noted ones of a gRPC client do not pass.
     """
-    if head.passed.lower().find(b"grpc-") >= 0:
+    if b"grpc-" in head.passed.lower():
         return True
     if not is_of_grpc:
         for field in head.noted:
