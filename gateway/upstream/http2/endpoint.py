@@ -12,7 +12,7 @@ from gateway.http1.head import MAX_CACHED_HEAD, HeadParser, MalformedError, Resp
 from gateway.http2.hpack import NOT_INDEXED, Header, HeaderList
 from gateway.protocol.grpc.framing import PREFIX_SIZE, first_message_size
 from gateway.sizes import CACHED_HEADS, CACHED_LINES
-from gateway.system.bounded_cache import BoundedCache, cached
+from gateway.system.bounded_cache import BoundedCache
 from gateway.system.sockets.body_stream import BodyStream
 from gateway.system.sockets.connection import Connection
 from gateway.upstream.address import ServerAddress
@@ -121,12 +121,10 @@ class Http2Endpoint(ServerEndpoint):
         authority = self._address.authority
         fields: list[Header] = []
         for name, value in headers:
-            field = _encode_field(name, value)
-            if field is None:
-                continue
+            field = _encode_line(f"{name}:{value}".encode("latin-1"))
             if field[0] == b"host":
                 authority = value
-            else:
+            elif field[0]:
                 fields.append(field)
         return (
             (b":method", method.encode("latin-1")),
@@ -326,19 +324,10 @@ def _parse(headers: HeaderList) -> ResponseHead | None:
         return None
 
 
-@cached(CACHED_LINES)
-def _encode_field(name: str, value: str) -> Header | None:
-    """Encode a header; None if it has no meaning in HTTP/2: RFC 9113, section 8.2.2."""
-    lower = name.lower()
-    if lower in HOP_BY_HOP and not (lower == "te" and value.strip().lower() == "trailers"):
-        return None
-    return lower.encode("latin-1"), value.strip(" \t").encode("latin-1")
-
-
 def _encode_line(line: bytes) -> Header:
-    """Encode a header line, without its end, as ``_encode_field`` does; empty for None.
+    """Encode a header line, without its end.
 
-    The authority is that of the template.
+    Empty if it has no meaning in HTTP/2: RFC 9113, section 8.2.2.
     """
     if (known := _fields_of_lines.get(line)) is not None:
         return known
