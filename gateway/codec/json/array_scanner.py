@@ -32,14 +32,15 @@ _QUOTED_SUFFIX: Final = 64
 class ElementRun:
     """Complete elements of an array: the text between two of its commas.
 
-    The text is a part of ``buffer``, or all of it: cutting it out would copy it.
+    The text is a part of ``buffer``, or all of it: cutting it out would copy it. Numbers may lie
+    where they were received.
     ``depth_before`` and ``depth_after`` count the brackets open around it; ``balanced()`` adds
     them.
     """
 
     def __init__(
         self,
-        buffer: bytes,
+        buffer: bytes | memoryview,
         depth_before: int,
         depth_after: int,
         first: bool,
@@ -56,7 +57,7 @@ class ElementRun:
     @property
     def text(self) -> bytes:
         """Return the text of the run."""
-        return self.buffer[self.start : self.start + self.size]
+        return bytes(self.buffer[self.start : self.start + self.size])
 
     def __len__(self) -> int:
         """Return the size of the text in bytes."""
@@ -123,7 +124,7 @@ class ArrayScanner:
         self._before_long_string: bytes | None = None
         self._searched = 0
         self.ended = False
-        self._buffer = b""
+        self._buffer: bytes | memoryview = b""
         self._position = 0
         self._consumed = 0
         self.invalid_text: bytes | None = None
@@ -133,27 +134,35 @@ class ArrayScanner:
 
     @property
     def buffered_bytes(self) -> int:
-        """Return the bytes of text held beside the buffer."""
-        return len(self._before_long_string or b"")
+        """Return the bytes of text held beside the buffer; all of what is scanned in place."""
+        held = len(self._before_long_string or b"")
+        return held if isinstance(self._buffer, bytes) else held + len(self._buffer)
+
+    @property
+    def has_numbers(self) -> bool:
+        """Whether the array is known to hold no strings: then its text may be any buffer."""
+        return self._is_strings is False
 
     @property
     def rest(self) -> bytes:
         """Return the text that is not scanned yet or, if ``ended``, what follows the array."""
-        return self._buffer[self._position :]
+        return bytes(self._buffer[self._position :])
 
     def take_rest(self) -> tuple[bytes, int]:
         """Return the buffer and the offset of ``rest`` in it, and release both."""
-        rest = self._buffer, self._position
+        buffer = self._buffer
+        rest = (buffer, self._position) if isinstance(buffer, bytes) else (self.rest, 0)
         self._buffer, self._position = b"", 0
         return rest
 
     def scan(
-        self, buffer: bytes, last: bool, position: int = 0
+        self, buffer: bytes | memoryview, last: bool, position: int = 0
     ) -> Iterator[ElementRun | StringPart]:
         """Yield the items of the buffer, which begins with the ``rest`` of the last call.
 
         The text begins at ``position``; ``last`` marks its end. Text behind the array is hardly
-        read and never copied, as a buffer may hold many arrays.
+        read and never copied, as a buffer may hold many arrays. It is bytes unless the array
+        ``has_numbers``.
         """
         self._buffer, self._position = buffer, position
         while not self.ended and self.invalid_text is None:
@@ -171,18 +180,19 @@ class ArrayScanner:
         if self.invalid_text is not None:
             self._buffer, self._position = b"", 0
 
-    def _step(self, buffer: bytes, start: int, last: bool) -> _Step | None:
+    def _step(self, buffer: bytes | memoryview, start: int, last: bool) -> _Step | None:
         if self._is_strings is None and not self._detect_kind(buffer, start, last):
             return None
         end = min(start + self._window, len(buffer))
-        full = end - start == self._window
-        if self._before_long_string is not None:
-            return self._long_string(buffer[start:end], self._before_long_string, full, last)
         if not self._is_strings:
             return self._number_run(buffer, start, end, last)
+        assert isinstance(buffer, bytes)
+        if self._before_long_string is not None:
+            full = end - start == self._window
+            return self._long_string(buffer[start:end], self._before_long_string, full, last)
         return self._string_run(buffer, start, end, last)
 
-    def _detect_kind(self, buffer: bytes, start: int, last: bool) -> bool:
+    def _detect_kind(self, buffer: bytes | memoryview, start: int, last: bool) -> bool:
         """Look whether the first value is a string; return whether that can be told yet."""
         end = min(start + self._window, len(buffer))
         before = BEFORE_FIRST_VALUE.match(buffer, start + self._searched, end)
@@ -196,7 +206,9 @@ class ArrayScanner:
             self._window = STRING_WINDOW
         return True
 
-    def _number_run(self, buffer: bytes, start: int, end: int, last: bool) -> _Step | None:
+    def _number_run(
+        self, buffer: bytes | memoryview, start: int, end: int, last: bool
+    ) -> _Step | None:
         size = end - start
         full = size == self._window
         searched = 0 if full else self._searched
@@ -208,21 +220,24 @@ class ArrayScanner:
             scan = native.scan_numbers(buffer, start, end)
         stop, close, opened, closed, cut, opened_before_cut, closed_before_cut = scan
         quoted_end = min(start + stop + _QUOTED_SUFFIX, end)
-        is_end = close > 0 and buffer[start + close : start + stop].strip(_SPACE) in (b"", b",")
+        behind = bytes(buffer[start + close : start + stop]) if close else b"-"
+        is_end = behind.strip(_SPACE) in (b"", b",")
         if is_end and self._depth_behind(opened, closed, buffer, start, close) == 0:
             return self._run(buffer, start, close, 0, close)
         if stopped:
-            return self._invalid_run(buffer[start:quoted_end], stop, full or last)
+            return self._invalid_run(bytes(buffer[start:quoted_end]), stop, full or last)
         if cut < 0:
-            self._check_depth(self._depth + max_depth(buffer[start:quoted_end]))
+            self._check_depth(self._depth + max_depth(bytes(buffer[start:quoted_end])))
             raise self._no_comma_error()
         depth = self._depth_behind(opened_before_cut, closed_before_cut, buffer, start, cut)
         return self._run(buffer, start, cut, depth, cut + 1)
 
-    def _depth_behind(self, opened: int, closed: int, buffer: bytes, start: int, size: int) -> int:
+    def _depth_behind(
+        self, opened: int, closed: int, buffer: bytes | memoryview, start: int, size: int
+    ) -> int:
         """Return the depth behind so many brackets; checks the nesting of the text from start."""
         if self._depth + opened > self._depth_cap:
-            self._check_depth(self._depth + max_depth(buffer[start : start + size]))
+            self._check_depth(self._depth + max_depth(bytes(buffer[start : start + size])))
         return self._depth + opened - closed
 
     def _string_run(self, buffer: bytes, start: int, end: int, last: bool) -> _Step | None:
@@ -270,8 +285,10 @@ class ArrayScanner:
         self._searched = size
         return None
 
-    def _run(self, buffer: bytes, start: int, size: int, depth_after: int, used: int) -> _Step:
-        if len(buffer) - size > len(buffer) // 16:
+    def _run(
+        self, buffer: bytes | memoryview, start: int, size: int, depth_after: int, used: int
+    ) -> _Step:
+        if isinstance(buffer, bytes) and len(buffer) - size > len(buffer) // 16:
             # Do not pin much more memory than the text that is accounted for.
             buffer, start = buffer[start : start + size], 0
         run = ElementRun(buffer, self._depth, depth_after, self._first, start, size)

@@ -49,6 +49,8 @@ _ARRAY_KEY: Final = re.compile(rb'"data"(?<!\\"data")[ \t\n\r]*+(?:\Z|:[ \t\n\r]
 _NON_ARRAY_KEY: Final = re.compile(rb'"data"(?<!\\"data")[ \t\n\r]*+:[ \t\n\r]*+[^\[ \t\n\r]')
 
 
+_NUMBERS_AT_ONCE: Final = 4 * WINDOW
+"""Bytes of numbers to feed at once: they are scanned in place, and only a last part is copied."""
 _EXTRACTED_ARRAY_OVERHEAD: Final = 200
 """Bytes of memory of an ExtractedArray with its numbers."""
 
@@ -110,7 +112,9 @@ class DataExtractor:
 
     @property
     def preferred_read_size(self) -> int:
-        """Return the size of the next text that would fill a window."""
+        """Return the size of the next text that would fill a window; several ones of numbers."""
+        if self._is_in_numbers:
+            return _NUMBERS_AT_ONCE
         return max(1, WINDOW - len(self._buffer) + self._position)
 
     @property
@@ -134,16 +138,38 @@ class DataExtractor:
         Raises GatewayError: 400 for text that cannot be a request, 413 for a header over the cap;
         502 for either in a response.
         """
-        self._buffer += text
+        missing = WINDOW - len(self._buffer)
+        if self._buffer and len(text) > missing and self._is_in_numbers:
+            # Of numbers, only the window that has begun is joined.
+            yield from self._scan(text[:missing], False)
+            rest = len(self._buffer)
+            if self._is_in_numbers and rest <= missing:
+                missing -= rest
+                self._received -= rest
+                self._buffer = b""
+            text = memoryview(text)[missing:]
+        yield from self._scan(text, last)
+
+    @property
+    def _is_in_numbers(self) -> bool:
+        return self._array is not None and self._array.has_numbers
+
+    def _scan(self, text: bytes | memoryview, last: bool) -> Iterator[Event]:
+        """Scan a text behind the buffer; numbers are scanned where they were received."""
         self._received += len(text)
-        yield from self._scan(last)
+        if self._buffer or not self._is_in_numbers:
+            self._buffer += text
+            text = b""
+        yield from self._scan_buffer(text, last)
         # Release what was scanned before more text comes.
         self._buffer, self._position = self._buffer[self._position :], 0
 
-    def _scan(self, last: bool) -> Iterator[Event]:
+    def _scan_buffer(self, numbers: bytes | memoryview, last: bool) -> Iterator[Event]:
+        """Scan the buffer; if it is empty, ``numbers`` are the next text of an array."""
         while True:
             if self._array is not None:
-                yield from self._array.scan(self._buffer, last, self._position)
+                yield from self._array.scan(numbers or self._buffer, last, self._position)
+                numbers = b""
                 self._buffer, self._position = self._array.take_rest()
                 if not self._array.ended:
                     return

@@ -18,7 +18,7 @@ def encode_numbers(
     /,
 ) -> bytes | None: ...
 def scan_numbers(
-    buffer: bytes, start: int, end: int, /
+    buffer: bytes | memoryview, start: int, end: int, /
 ) -> tuple[int, int, int, int, int, int, int]: ...
 def decode_strings(
     text: bytes | memoryview, open_before: int = 0, open_after: int = 0, /

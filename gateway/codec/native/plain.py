@@ -85,28 +85,30 @@ def _collect(value: Any, elements: list[bytes]) -> None:
     elements.append(data)
 
 
-def scan_numbers(buffer: bytes, start: int, end: int) -> tuple[int, int, int, int, int, int, int]:
+def scan_numbers(
+    buffer: bytes | memoryview, start: int, end: int
+) -> tuple[int, int, int, int, int, int, int]:
     """Scan the text of a buffer from start to end, which begins among the numbers of an array.
 
     Returns, counted from start: where it stops being numbers and brackets for certain, or its size;
     the end of the last closing bracket before that, 0 without one, and how many brackets are opened
     and closed up to there; the last comma before that, -1 without one, and the same.
     """
-    stop = end
+    text = bytes(buffer[start:end])
+    stop = len(text)
     for mark in (b'"', b"{", b"}"):  # what numbers do not contain
-        at = buffer.find(mark, start, stop)
+        at = text.find(mark, 0, stop)
         stop = stop if at < 0 else at
-    close = buffer.rfind(b"]", start, stop) + 1 or start
-    cut = buffer.rfind(b",", start, stop)
-    before_cut = max(cut, start)
+    close = text.rfind(b"]", 0, stop) + 1
+    cut = text.rfind(b",", 0, stop)
     return (
-        stop - start,
-        close - start,
-        buffer.count(b"[", start, close),
-        buffer.count(b"]", start, close),
-        cut - start if cut >= 0 else -1,
-        buffer.count(b"[", start, before_cut),
-        buffer.count(b"]", start, before_cut),
+        stop,
+        close,
+        text.count(b"[", 0, close),
+        text.count(b"]", 0, close),
+        cut,
+        text.count(b"[", 0, max(cut, 0)),
+        text.count(b"]", 0, max(cut, 0)),
     )
 
 

@@ -22,10 +22,12 @@ from gateway.protocol.request_header import has_base64_content
 from gateway.protocol.tensors import MAX_TENSORS, element_count
 from gateway.sizes import CHUNK_OVERHEAD
 
-_MAX_RUNS_PER_STEP: Final = 64
-"""The most runs extracted or converted in one step: every ten bytes may be one."""
-_STEP_BYTES: Final = 16 * 1024
-"""One step converts runs until they have this size: half of a window of strings."""
+_STEP_WORK: Final = 16 * 1024
+"""The work of one step, in bytes of text that are converted here: half of a window of strings."""
+_ITEM_WORK: Final = 256
+"""The least work of an item: every ten bytes may be one."""
+_WINDOW_WORK: Final = 2 * 1024
+"""The most work to extract an item, or to have it converted elsewhere."""
 
 # Bytes of memory of objects beside the data, measured by tracemalloc.
 _ARRAY_OVERHEAD: Final = 500
@@ -83,6 +85,8 @@ class JsonMessageReader(ABC):
         self._offloaded: deque[OffloadedRun] = deque()
         self._arrays: list[DataArray] = []
         self._queue: deque[tuple[DataArray, ElementRun | StringPart]] = deque()
+        self._work = 0
+        """What the current step has done."""
         self._is_blocked = False
         """Whether the first item of the queue has an error that waits for offloaded runs."""
         self.buffered_data_bytes = 0
@@ -129,26 +133,28 @@ class JsonMessageReader(ABC):
         if self._failure is None:
             self._events = self._extractor.feed(text, last)
             self._is_last_fed = last
-            self._extract()
+            self._work = 0
+            while self._work < _STEP_WORK and self._extract():
+                pass
         if self._failure is not None:
             self.step()
 
     def _extract(self) -> bool:
-        """Extract some of the text; return whether there was any, or its end.
+        """Extract the next item of the text; return whether there was any, or its end.
 
         An error is raised only once the data before it is converted.
         """
         if self._events is None or self._failure is not None:
             return False
+        self._work += _ITEM_WORK
         try:
-            for _ in range(_MAX_RUNS_PER_STEP):
-                event = next(self._events, None)
-                if event is None:
-                    self._events = None
-                    if self._is_last_fed:
-                        self._read_header()
-                    break
+            event = next(self._events, None)
+            if event is not None:
                 self._handle_event(event)
+            else:
+                self._events = None
+                if self._is_last_fed:
+                    self._read_header()
         except GatewayError as error:
             self._failure = strip_tracebacks(error)
         return True
@@ -163,6 +169,7 @@ class JsonMessageReader(ABC):
         else:
             self._queue.append((self._arrays[-1], event))
             self.buffered_data_bytes += len(event)
+            self._work += min(len(event), _WINDOW_WORK)
 
     def _update_array(self, array: DataArray, fields: Fields) -> None:
         """Update what is known of a tensor: its name and its sink."""
@@ -173,32 +180,32 @@ class JsonMessageReader(ABC):
             array.sink = self._make_sink(array.label, fields)
 
     def step(self) -> bool:
-        """Do one step: convert runs, extract text or decode base64; return whether there was work.
+        """Do one step: extract and convert text, or decode base64; return whether there was work.
 
         Raises GatewayError as ``feed`` does.
         """
         self._collect_offloaded()
-        if self._convert_some() or self._extract():
+        self._work = 0
+        while self._work < _STEP_WORK and (self._convert_next() or self._extract()):
+            pass
+        if self._work:
             return True
         if self._failure is not None and not self._offloaded:
             raise self._failure
         return self._decode_base64()
 
-    def _convert_some(self) -> bool:
-        """Convert one large run, or many small ones."""
-        size = 0
-        for _ in range(_MAX_RUNS_PER_STEP):
-            if size >= _STEP_BYTES or not self._queue or (self._is_blocked and self._offloaded):
-                break
-            array, item = self._queue[0]
-            if array.sink is None:
-                break
-            self._is_blocked = not self._convert(array.sink, item)
-            if self._is_blocked:
-                break
-            self._queue.popleft()
-            size += len(item)
-        return size > 0
+    def _convert_next(self) -> bool:
+        """Convert the first item of the queue; return whether that was possible."""
+        if not self._queue or (self._is_blocked and self._offloaded):
+            return False
+        array, item = self._queue[0]
+        if array.sink is None:
+            return False
+        self._is_blocked = not self._convert(array.sink, item)
+        if self._is_blocked:
+            return False
+        self._queue.popleft()
+        return True
 
     def _decode_base64(self) -> bool:
         """Decode a chunk of base64, once all text is converted."""
@@ -243,6 +250,8 @@ class JsonMessageReader(ABC):
         ):
             result = self._offload(sink, item, self._offloader)
             if result is not None:
+                is_done = isinstance(result, tuple)
+                self._work += _ITEM_WORK + (len(item) if is_done else min(len(item), _WINDOW_WORK))
                 self._offloaded.append(OffloadedRun(sink, item, result))
                 return True
         try:
@@ -267,6 +276,7 @@ class JsonMessageReader(ABC):
     def _feed(self, sink: ElementSink, item: ElementRun | StringPart) -> None:
         """Convert an item here."""
         before = sink.size
+        self._work += _ITEM_WORK + len(item)
         sink.feed(item)
         self.buffered_data_bytes += sink.size - before - len(item)
         self._converted_count += 1

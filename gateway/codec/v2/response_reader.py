@@ -244,10 +244,10 @@ class _JsonReader(JsonMessageReader):
 
     def _handle_event(self, event: Event) -> None:
         super()._handle_event(event)
-        self._convert_some()  # the cap counts data in the client's encoding
+        self._convert_next()  # the cap counts data in the client's encoding
 
-    def _convert_some(self) -> bool:
-        has_converted = super()._convert_some()
+    def _convert_next(self) -> bool:
+        has_converted = super()._convert_next()
         if self.buffered_data_bytes > self._body_cap:
             encoding, advice = "binary", "ask for all outputs as JSON"
             if self._encoding.all_json:
