@@ -21,8 +21,9 @@ _MIN_JOB_SIZE = 16 * 1024
 """Bytes that are worth another thread, which takes up to 0.05 ms to wake up."""
 MAX_JOB_SIZE = 512 * 1024
 """Bytes of the largest job: others must not wait for long."""
-_QUEUED_PER_THREAD = 2
-"""Jobs that wait for a thread: the caller converts more itself."""
+_QUEUED_PER_THREAD = 8
+"""Jobs that wait for a thread: the caller converts more itself. Until then it goes on reading, as
+else the threads would wait; whoever waits for a result does jobs of the queue."""
 _READ_SIZE = 4096
 _RESTART_DELAY = 10.0
 """Seconds until threads that could not be started are tried again."""
