@@ -68,6 +68,12 @@ class ResponseConverter:
         """Return the number of elements of the response; 0 before its head was read."""
         return self._reader.element_count
 
+    @property
+    def has_only_numbers(self) -> bool:
+        """Whether the head was read, and all outputs have elements of one size."""
+        response = self._reader.response
+        return response is not None and all(each.datatype.size for each in response.head.outputs)
+
     def parts(
         self, data: bytes | memoryview, offloader: Offloader | None = None
     ) -> Iterator[TextChunk | OffloadedText]:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
 from multidict import CIMultiDictProxy
 
-from gateway.codec.elements.encode import OffloadedText, TextChunk
 from gateway.codec.json.body_checks import HeaderLengthCheck
 from gateway.codec.response_form import ResponseForm
 from gateway.codec.v2.buffered_response import (
@@ -20,9 +18,9 @@ from gateway.codec.v2.buffered_response import (
     fill_body,
     has_requested_encoding,
 )
-from gateway.codec.v2.response import ResponseConverter, ResponseEncoder, json_converter
+from gateway.codec.v2.response import ResponseEncoder, json_converter
 from gateway.codec.v2.tensor_check import NoTensorsError, tensor_check
-from gateway.errors import GatewayError, name_server_in_errors
+from gateway.errors import name_server_in_errors
 from gateway.http1.content_codings import is_encoded
 from gateway.protocol.messages import OutputEncoding
 from gateway.protocol.operations import OperationKind
@@ -33,13 +31,12 @@ from gateway.protocol.response_header import (
     is_success,
     response_header_length,
 )
-from gateway.proxy.admission.memory_budget import Reservation, run_steps
+from gateway.proxy.admission.memory_budget import run_steps
 from gateway.proxy.body_io import (
     Chunks,
     ResponseRelay,
     check_end,
     check_start,
-    coalesce,
     feed_each,
     prepend,
     quote_body,
@@ -49,15 +46,12 @@ from gateway.proxy.body_io import (
     relay_rewritten,
     slices,
     stream,
-    write,
 )
 from gateway.proxy.destination import Destination
 from gateway.proxy.headers import end_to_end, with_body
+from gateway.proxy.infer.relay_text import relay_text, send_converted
 from gateway.sizes import CONVERT_CHUNK, ENCODE_CHUNK, MAX_FAST_RESPONSE
 from gateway.upstream.content_decoding import decode_response
-
-_MAX_QUEUED_PARTS = 5
-"""Parts of a response that wait for an offloaded part before them: up to 2 MiB of memory."""
 
 
 def plan_response(
@@ -136,17 +130,7 @@ async def _convert_whole(relay: ResponseRelay, plan: ResponsePlan) -> None:
     if converted is None:
         await relay.send_body(body, end_to_end(response.headers))
     else:
-        await _send(relay, converted)
-
-
-async def _send(relay: ResponseRelay, converted: ConvertedResponse) -> None:
-    """Send a response that is fully buffered."""
-    changed = {} if converted.content_type is None else {"Content-Type": converted.content_type}
-    if converted.header_size is not None:
-        changed[HEADER_LENGTH] = str(converted.header_size)
-    relay.response.record.response_elements = converted.elements
-    headers = with_body(relay.upstream_response.headers, changed)
-    await relay.send_body(converted.body, headers)
+        await send_converted(relay, converted)
 
 
 async def _convert_streamed(relay: ResponseRelay, plan: ResponsePlan, chunks: Chunks) -> None:
@@ -164,7 +148,7 @@ async def _convert_streamed(relay: ResponseRelay, plan: ResponsePlan, chunks: Ch
     elif plan.action is ResponseAction.FILL:
         await relay_rewritten(relay, chunks, partial(fill_body, plan=plan), plan.header_cap)
     else:
-        await _relay_text(relay, json_converter(plan.header_size, *plan.policies_and_caps), chunks)
+        await relay_text(relay, json_converter(plan.header_size, *plan.policies_and_caps), chunks)
 
 
 async def _encode(relay: ResponseRelay, plan: ResponsePlan, chunks: Chunks) -> None:
@@ -194,7 +178,7 @@ async def _encode(relay: ResponseRelay, plan: ResponsePlan, chunks: Chunks) -> N
             await _send_encoded(relay, header, tensors)
         else:
             in_form = relay.form.converter(len(header), plan)
-            await _relay_text(relay, in_form, stream((header, *tensors)))
+            await relay_text(relay, in_form, stream((header, *tensors)))
 
 
 async def _send_encoded(
@@ -218,92 +202,10 @@ async def _relay_in_form(
     if is_success(response.status):
         size = response_header_length(response.headers, plan.header_cap)
     if size is not None:
-        await _relay_text(relay, form.converter(size, plan), chunks)
+        await relay_text(relay, form.converter(size, plan), chunks)
         return
     with relay.reserve() as reservation:
         # Above the cap, no more of an error is of interest, and a response is invalid.
         body = b"".join(await read_first(chunks, plan.header_cap + 1, reservation))
         converted = form.convert(response.status, response.reason, response.headers, body, plan)
-        await _send(relay, converted)
-
-
-async def _relay_text(relay: ResponseRelay, converter: ResponseConverter, chunks: Chunks) -> None:
-    """Send the text of a response while it arrives; text of less than a chunk is sent at once."""
-    response, whole = relay.response, b""
-    with relay.reserve() as reservation:
-        async for text in coalesce(_texts(relay, converter, chunks, reservation)):
-            if not response.started and len(text) < CONVERT_CHUNK:
-                whole = bytes(text)  # there is no more; to leave the loop early would cost a task
-                continue
-            if not response.started:
-                # The head is read by now, unless there is not even text before the first output.
-                response.record.response_elements = converter.element_count
-                changed = {"Content-Type": "application/json"}
-                await relay.start(with_body(relay.upstream_response.headers, changed))
-            await write(response, text, relay.deadline)
-        if response.started:
-            await response.finish()
-        else:
-            await _send(relay, ConvertedResponse(whole, elements=converter.element_count))
-
-
-async def _texts(
-    relay: ResponseRelay, converter: ResponseConverter, chunks: Chunks, reservation: Reservation
-) -> AsyncIterator[TextChunk]:
-    """Yield the text of a response as it is converted; parts may be written by threads.
-
-    Time slices are taken by the bytes converted, not by the text: buffered rows give no text for a
-    long time, and a server's data may all be there without a pause. Raises GatewayError (502, 406).
-    """
-    destination = relay.destination
-    offloader = destination.offloader_for(relay.upstream_response.content_length)
-    size = CONVERT_CHUNK if relay.form is None else ENCODE_CHUNK
-    parts: deque[TextChunk | OffloadedText] = deque()
-    try:
-        async for piece in slices(chunks, size, destination.scheduler):
-            parts.extend(converter.parts(piece, offloader))
-            # The text of up to one chunk waits for more.
-            buffered = CONVERT_CHUNK + converter.buffered_bytes + sum(map(_size_of, parts))
-            if relay.response.started:
-                reservation.resize_unchecked(buffered)
-            else:
-                reservation.resize(buffered)
-            async for text in _take_finished(parts, _MAX_QUEUED_PARTS):
-                yield text
-        rest = converter.finish()
-        async for text in _take_finished(parts, 0):
-            yield text
-    except GatewayError:
-        # The error of a part stands before that of what follows it.
-        for part in parts:
-            if isinstance(part, OffloadedText):
-                await part.future.wait()
-                part.text()
-        raise
-    unscheduled = 0
-    for text in rest:
-        yield text
-        unscheduled += len(text)
-        if unscheduled >= ENCODE_CHUNK:
-            unscheduled = 0
-            await destination.scheduler.next_slice()
-
-
-async def _take_finished(
-    parts: deque[TextChunk | OffloadedText], max_left: int
-) -> AsyncIterator[TextChunk]:
-    """Take the finished parts in order, and wait for parts beyond ``max_left``."""
-    while parts:
-        part = parts[0]
-        if isinstance(part, OffloadedText):
-            if not part.future.done and len(parts) <= max_left:
-                return
-            await part.future.wait()
-            part = part.text()
-        parts.popleft()
-        yield part
-
-
-def _size_of(part: TextChunk | OffloadedText) -> int:
-    """Estimate the bytes of a part; those of an offloaded part become up to four times as many."""
-    return 5 * CONVERT_CHUNK if isinstance(part, OffloadedText) else len(part)
+        await send_converted(relay, converted)
