@@ -15,7 +15,7 @@ from gateway.proxy.body_io import Chunks, ResponseRelay
 from gateway.proxy.headers import with_body
 from gateway.sizes import CONVERT_CHUNK, ENCODE_CHUNK, MAX_FAST_RESPONSE
 
-_MAX_QUEUED_PARTS: Final = 3
+_MAX_QUEUED_PARTS: Final = 2
 """Parts of a response that wait for an offloaded part before them: up to 2 MiB of memory."""
 
 

@@ -111,7 +111,7 @@ async def test_little_of_a_response_waits_for_busy_threads() -> None:
     header = binary_response_header(len(values))
     task = asyncio.create_task(relay.run(_binary(header, values), ALL_JSON))
     await threads.awaited.wait()
-    assert threads.jobs == 6
+    assert threads.jobs == 3
     assert relay.destination.memory_budget.total < 2 * 2**20
     task.cancel()
     await asyncio.wait([task])
