@@ -1,18 +1,23 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from gateway.codec.json.array_scanner import WINDOW, ElementRun
 from gateway.codec.json.data_extractor import ArrayStart, DataExtractor, Event
 from gateway.errors import ErrorKind, GatewayError
 from tests.codec import strategies
 
 
-def cut_out(pieces: list[bytes], header_cap: int = 10_000) -> tuple[list[Event], bytes]:
+def cut_out(
+    pieces: Sequence[bytes | memoryview], header_cap: int = 10_000
+) -> tuple[list[Event], bytes]:
     cutter = DataExtractor(header_cap, 64)
     events: list[Event] = []
     for piece in pieces:
@@ -46,6 +51,41 @@ def test_arrays_are_replaced_by_placeholders() -> None:
     assert [event.index for event in starts] == [0, 1]
     runs = [event.text for event in events if not isinstance(event, ArrayStart)]
     assert runs == [b"[1,2]", b'[["x"]]']
+
+
+def _runs(events: list[Event]) -> list[bytes]:
+    return [event.text for event in events if isinstance(event, ElementRun)]
+
+
+@given(st.data())
+def test_large_numbers_have_the_same_runs_however_they_arrive(data: st.DataObject) -> None:
+    rows = data.draw(st.sampled_from(["-1.25e3, ", "7,", "[1,2],[3],"]))
+    numbers = rows * (data.draw(st.integers(1, 3 * WINDOW + 100)) // len(rows)) + "[]"
+    fault = data.draw(st.sampled_from(["", "", "x", '"', "{", "]"]))
+    at = data.draw(st.integers(0, len(numbers)))
+    first = '{"data":[%s],"name":"a"}' % (numbers[:at] + fault + numbers[at:])
+    text = body(first, f'{{"data":[{numbers}]}}')
+    cuts = data.draw(st.lists(st.integers(0, len(text)), max_size=6).map(sorted))
+    pieces = [text[start:end] for start, end in pairwise([0, *cuts, len(text)])]
+    try:
+        whole: object = cut_out([text])
+    except GatewayError as error:
+        with pytest.raises(GatewayError, match=f"^{_quoted(str(error))}$"):
+            cut_out([memoryview(piece) for piece in pieces])
+        return
+    events, header = cut_out([memoryview(piece) for piece in pieces])
+    assert isinstance(whole, tuple)
+    assert (_runs(events), header) == (_runs(whole[0]), whole[1])
+
+
+def test_whole_windows_of_numbers_are_not_copied() -> None:
+    text = memoryview(body('{"data":[' + "1," * 2 * WINDOW + "1]}"))
+    cutter = DataExtractor(10_000, 64)
+    received = text[20 + WINDOW // 2 :]
+    events = [*cutter.feed(text[: 20 + WINDOW // 2]), *cutter.feed(received)]
+    runs = [event for event in events if isinstance(event, ElementRun)]
+    in_place = [isinstance(run.buffer, memoryview) and run.buffer.obj is text.obj for run in runs]
+    assert in_place == [False, True, True, True, True]  # the first one spans two reads
 
 
 # Text that looks like the data of an input, but is not: it stays in the header.
