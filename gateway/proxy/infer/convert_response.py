@@ -8,6 +8,7 @@ from functools import partial
 
 from multidict import CIMultiDictProxy
 
+from gateway.codec.json.array_scanner import WINDOW
 from gateway.codec.json.body_checks import HeaderLengthCheck
 from gateway.codec.response_form import ResponseForm
 from gateway.codec.v2.buffered_response import (
@@ -165,7 +166,8 @@ async def _encode(relay: ResponseRelay, plan: ResponsePlan, chunks: Chunks) -> N
                     await _relay_in_form(relay, relay.form, plan, chunks)
                 return
         encoder = ResponseEncoder(size, plan.encoding, *plan.policies_and_caps)
-        async for piece in slices(chunks, ENCODE_CHUNK, scheduler):
+        # JSON is read step by step, while data behind it are encoded as they are fed.
+        async for piece in slices(chunks, WINDOW if size is None else ENCODE_CHUNK, scheduler):
             encoder.feed(piece)
             reservation.resize(encoder.buffered_bytes)
             await run_steps(encoder, reservation, scheduler)
