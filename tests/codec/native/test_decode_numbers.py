@@ -1,5 +1,6 @@
 """The C reader of numbers agrees with Python, or leaves the text to it."""
 
+import json
 import math
 import os
 import re
@@ -268,6 +269,68 @@ def test_c_reader_leaves_no_usual_number_to_python(datatype: str, data: st.DataO
     elements = data.draw(st.lists(each, min_size=1, max_size=40))
     text = f"[{data.draw(st.sampled_from([',', ', ']), label='comma').join(elements)}]".encode()
     assert read(text, datatype) == in_python(text, datatype) != b""
+
+
+MANY = 45
+"""Elements that take more than a block of text, which the C reader checks as a whole."""
+
+ODD_INTEGERS = [
+    *("", "-", "--1", "1-", "-1-1", "01", "-01", "00", "-00", "1 2", "1 ", " 1", "  1", "1."),
+    *("1e2", "1:", "1/", "-[", "[", "]", "[]", "[1]", "[-1]", "[ 1 ]", "[[1],2]", "1]", "[1"),
+    *("]1", "1[1]", "1],[1", "],[1", "1],[", "1 ],[ 1", "1], [1", "[1],[1]", "1]]],[[[1"),
+    *("1,\n1", "true"),
+    *(sign + "9" * digits for sign in ("", "-") for digits in range(1, 23)),
+    *(str(2**bits + more) for bits in (7, 8, 15, 16, 31, 32, 63, 64) for more in (-1, 0)),
+    *(str(-(2**bits) - more) for bits in (7, 15, 31, 63) for more in (0, 1)),
+    *("1" + "0" * zeros for zeros in range(1, 22)),
+    *("-0", "-9230000000000000000", "18450000000000000000", "184467440737095516150"),
+]
+ODD_BOOLEANS = [
+    *("", "tru", "fals", "alse", "rue", "ftrue", "tfalse", "truee", "falsee", "falsefalse", "e"),
+    *("tralse", "trte", "faaae", "TRUE", "true ", " false", "1", "null", "[true]", "true]"),
+    *("[false", "]true", "[]", "true],[false", "true,\tfalse", "tr\0e"),
+]
+
+
+def around(odd: str, comma: str, before: int, usual: str) -> bytes:
+    """Write an array in an array with an element among many usual ones."""
+    elements = [*[usual] * before, odd, *[usual] * MANY]
+    return f"[[{comma.join(elements)}]]".encode()
+
+
+@pytest.mark.parametrize("comma", [",", ", "])
+@pytest.mark.parametrize("datatype", [*INTEGERS, "BOOL"])
+def test_c_reader_agrees_with_python_on_an_odd_element_anywhere(datatype: str, comma: str) -> None:
+    usual, size = "false" if datatype == "BOOL" else "10", DATATYPES[datatype].size or 0
+    for odd in ODD_BOOLEANS if datatype == "BOOL" else ODD_INTEGERS:
+        text = around(odd, comma, MANY, usual)
+        found = read(text, datatype)
+        assert found in (None, in_python(text, datatype))
+        for before in range(1, MANY):
+            behind = None if found is None else found[(MANY - before) * size :]
+            assert read(around(odd, comma, before, usual), datatype) == behind
+
+
+@pytest.mark.parametrize("datatype", [*INTEGERS, "BOOL"])
+@given(data=st.data())
+def test_c_reader_reads_long_arrays_of_one_element_and_another(
+    datatype: str, data: st.DataObject
+) -> None:
+    """In a block, the longest number decides how all are converted."""
+    limits = DATATYPES[datatype].integers
+    each: st.SearchStrategy[int] = st.booleans()
+    if limits is not None:
+        digits = data.draw(st.integers(1, 20), label="digits")
+        least, most = max(limits.least, -(10**digits)), min(limits.most, 10**digits)
+        each = st.integers(least, most) | st.sampled_from([limits.least, limits.most])
+    row = data.draw(st.integers(1, 12), label="row")
+    rows = data.draw(st.lists(st.lists(each, min_size=row, max_size=row), min_size=8, max_size=20))
+    comma = data.draw(st.sampled_from([",", ", "]), label="comma")
+    text = json.dumps(rows, separators=(comma, "")).encode()
+    values = [value for row in rows for value in row]
+    expected = np.array(values, DTYPES[datatype]).tobytes()
+    flat = b"[" + text.replace(b"[", b"").replace(b"]", b"") + b"]"
+    assert read(text, datatype) == read(flat, datatype) == expected
 
 
 @settings(max_examples=scaled(1000))

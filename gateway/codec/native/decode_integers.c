@@ -1,0 +1,579 @@
+/*
+ * Decodes integers and booleans of an array by blocks of text.
+ *
+ * After Geoff Langdale and Daniel Lemire, "Parsing Gigabytes of JSON per Second" (2019): a word has
+ * a bit for each of 64 characters. Words for digits, commas and so on tell with a few operations
+ * whether the grammar holds, and where each element ends. Then four elements at a time are
+ * converted, whatever their lengths are. One by one, each would wait for the end of the one before.
+ *
+ * The caller reads what is unusual: all but elements, commas, single spaces behind them and
+ * brackets. Without AVX2 it also reads numbers of more than seven digits, just as quickly.
+ */
+#include "decode_integers.h"
+
+#ifdef __x86_64__
+
+#include <immintrin.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#define INLINE __attribute__((always_inline)) static inline
+#define AVX2 __attribute__((target("avx2,bmi,bmi2,popcnt")))
+#define INLINE_AVX2 AVX2 INLINE
+
+/* Keeps a branch, of which the next instructions do not wait for the condition. */
+#define LIKELY(condition) __builtin_expect(condition, 1)
+
+typedef const char *cursor;
+
+/* Vectors of gcc and clang, whose operators apply to each lane. */
+typedef uint8_t bytes __attribute__((vector_size(16)));
+typedef int8_t signed_bytes __attribute__((vector_size(16)));
+typedef uint16_t pairs __attribute__((vector_size(16)));
+typedef uint32_t lanes __attribute__((vector_size(16)));
+typedef uint64_t long_lanes __attribute__((vector_size(16)));
+
+enum {
+    BLOCK = 64,   /* characters */
+    TOGETHER = 4, /* elements that are converted in one step */
+};
+
+/* ---- The characters of a block ---- */
+
+/* Returns a bit for each character of a block, the first one lowest: whether it is in a range. */
+typedef uint64_t finder(cursor at, char least, char most);
+
+/* The range is moved to the least signed bytes, as bytes are compared with their signs. */
+INLINE uint64_t
+find_characters(cursor at, char least, char most)
+{
+    const __m128i offset = _mm_set1_epi8((char)(128 - least));
+    const __m128i beyond = _mm_set1_epi8((char)(most - least + 1 - 128));
+    uint64_t bits = 0;
+    for (int part = 0; part < BLOCK; part += 16) {
+        __m128i text = _mm_loadu_si128((const __m128i *)(at + part));
+        __m128i found = least == most ? _mm_cmpeq_epi8(text, _mm_set1_epi8(least))
+                                      : _mm_cmplt_epi8(_mm_add_epi8(text, offset), beyond);
+        bits |= (uint64_t)(uint32_t)_mm_movemask_epi8(found) << part;
+    }
+    return bits;
+}
+
+INLINE_AVX2 uint64_t
+find_characters_avx2(cursor at, char least, char most)
+{
+    __m256i offset = _mm256_set1_epi8((char)(128 - least));
+    __m256i beyond = _mm256_set1_epi8((char)(least == most ? least : most - least + 1 - 128));
+    /* Hidden from gcc, which would make constants anew for each block, by three instructions. */
+    __asm__("" : "+x"(offset), "+x"(beyond));
+    uint64_t bits = 0;
+    for (int part = 0; part < BLOCK; part += 32) {
+        __m256i text = _mm256_loadu_si256((const __m256i *)(at + part));
+        __m256i found = least == most ? _mm256_cmpeq_epi8(text, beyond)
+                                      : _mm256_cmpgt_epi8(beyond, _mm256_add_epi8(text, offset));
+        bits |= (uint64_t)(uint32_t)_mm256_movemask_epi8(found) << part;
+    }
+    return bits;
+}
+
+/* Return the bits that are at least the ``length``-th one in a row. Loops would not be unrolled. */
+INLINE uint64_t
+find_runs(uint64_t bits, int length)
+{
+    uint64_t two = bits & bits << 1, four = two & two << 2, eight = four & four << 4;
+    uint64_t sixteen = eight & eight << 8;
+    switch (length) {
+    case 4: return four;
+    case 6: return four & two << 4;
+    case 8: return eight;
+    case 17: return sixteen & bits << 16;
+    default: return sixteen & four << 16 & bits << 20;
+    }
+}
+
+/* What a block has up to the comma that it is read to. */
+struct block {
+    int size;                /* up to behind this comma; 0 if there is none */
+    uint64_t starts;         /* the first digits or letters of elements */
+    uint64_t ends;           /* what follows on their last ones */
+    uint64_t opened, closed; /* brackets */
+    bool is_long;            /* whether any number has more than 7 digits */
+    bool is_longest;         /* whether any has more than 16 digits */
+};
+
+/* Take the lowest bit off a word; return its position, or that of the highest if there is none. */
+INLINE ptrdiff_t
+take_bit(uint64_t *bits)
+{
+    ptrdiff_t position = __builtin_ctzll(*bits | 1ULL << 63);
+    *bits &= *bits - 1;
+    return position;
+}
+
+/* What differs between processors. ``convert_long`` is NULL if only shorter numbers are read. */
+struct functions {
+    finder *find;
+    char *(*convert_long)(
+        cursor at, const struct block *block, enum datatype datatype, int size, char *to);
+};
+
+/* The characters of a block by their kind. The digits are letters among booleans. */
+struct kinds {
+    uint64_t digits, minus, commas, spaces, opened, closed;
+};
+
+/* Find characters that cannot stand behind those before. The first one is as if behind a comma. */
+INLINE uint64_t
+find_misplaced(struct kinds of)
+{
+    uint64_t on_digit = of.digits << 1, on_closed = of.closed << 1, on_comma = of.commas << 1 | 1;
+    uint64_t on_start = on_comma | of.spaces << 1 | of.opened << 1;
+    uint64_t misplaced = of.digits & on_closed;
+    misplaced |= (of.minus | of.opened) & ~on_start;
+    misplaced |= (of.commas | of.closed) & ~(on_digit | on_closed);
+    return misplaced | (of.spaces & ~on_comma);
+}
+
+/* Find words that end in no e, or have one before, and those of six letters. */
+INLINE uint64_t
+find_misspelled(cursor at, uint64_t letters, finder *find)
+{
+    /* Whether the last letter of a block ends a word is unknown. */
+    uint64_t last = letters & ~(letters >> 1), known = UINT64_MAX >> 1;
+    return find_runs(letters, 6) | ((find(at, 'e', 'e') ^ last) & known);
+}
+
+/* Find digits behind a first zero, and those that are too many. */
+INLINE uint64_t
+find_miswritten(cursor at, uint64_t digits, int size, struct functions use)
+{
+    uint64_t first_zeros = use.find(at, '0', '0') & ~(digits << 1);
+    int too_many = size == 1 ? 4 : size == 2 || use.convert_long == NULL ? 8 : size == 4 ? 17 : 21;
+    return (digits & first_zeros << 1) | find_runs(digits, too_many);
+}
+
+/* Return the size up to the comma behind the fourth element, or else up to the last one. */
+INLINE int
+find_size_of_four(uint64_t commas, uint64_t ends, int size)
+{
+    for (int i = 1; i < TOGETHER; i++)
+        ends &= ends - 1;
+    commas &= -(ends & -ends);
+    return LIKELY(commas == 0) ? size : __builtin_ctzll(commas) + 1;
+}
+
+/* Read the characters of a block, and cut it behind a comma. */
+INLINE struct block
+read_block(cursor at, enum datatype datatype, int size, struct functions use)
+{
+    struct block block = {0};
+    struct kinds of = {
+        .digits = datatype == BOOL ? use.find(at, 'a', 'z') : use.find(at, '0', '9'),
+        .minus = datatype >= INT8 ? use.find(at, '-', '-') : 0,
+        .commas = use.find(at, ',', ','),
+        .spaces = use.find(at, ' ', ' '),
+    };
+    uint64_t wrong = ~(of.digits | of.minus | of.commas | of.spaces);
+    if (wrong == 0) {
+        wrong = find_misplaced(of); /* with fewer instructions, as there are no brackets */
+    } else {
+        of.opened = use.find(at, '[', '[');
+        of.closed = use.find(at, ']', ']');
+        wrong &= ~(of.opened | of.closed);
+        wrong |= find_misplaced(of);
+    }
+    wrong |= datatype == BOOL ? find_misspelled(at, of.digits, use.find)
+                              : find_miswritten(at, of.digits, size, use);
+    /* A branch: the position of the next block does not wait for all this. */
+    if (!LIKELY(wrong == 0))
+        of.commas &= (wrong & -wrong) - 1;
+    if (of.commas == 0)
+        return block;
+    uint64_t ends = of.digits << 1 & ~of.digits;
+    block.size = BLOCK - __builtin_clzll(of.commas);
+    if (size >= 4 && use.convert_long != NULL) {
+        uint64_t valid = UINT64_MAX >> (BLOCK - block.size);
+        block.is_long = (find_runs(of.digits, 8) & valid) != 0;
+        block.is_longest = size == 8 && (find_runs(of.digits, 17) & valid) != 0;
+        if (block.is_long)
+            block.size = find_size_of_four(of.commas, ends, block.size);
+    }
+    uint64_t valid = UINT64_MAX >> (BLOCK - block.size);
+    block.starts = of.digits & ~(of.digits << 1) & valid;
+    block.ends = ends & valid;
+    block.opened = of.opened & valid;
+    block.closed = of.closed & valid;
+    return block;
+}
+
+/* Return how many brackets are open behind a block; 0 if ever too many are, or none. */
+INLINE int
+depth_behind(const struct block *block, int depth)
+{
+    for (uint64_t all = block->opened | block->closed; all != 0; all &= all - 1) {
+        depth += block->opened & all & -all ? 1 : -1;
+        if (depth < 1 || depth > MAX_DEPTH)
+            return 0;
+    }
+    return depth;
+}
+
+/* ---- Short elements ---- */
+
+INLINE uint32_t
+load_four(const void *from)
+{
+    uint32_t word;
+    memcpy(&word, from, sizeof word);
+    return word;
+}
+
+INLINE uint64_t
+load_eight(const void *from)
+{
+    uint64_t word;
+    memcpy(&word, from, sizeof word);
+    return word;
+}
+
+/* Load four characters for each of the next four bits. */
+INLINE lanes
+gather_lanes(cursor at, uint64_t *bits)
+{
+    uint32_t first = load_four(at + take_bit(bits)), second = load_four(at + take_bit(bits));
+    uint32_t third = load_four(at + take_bit(bits)), fourth = load_four(at + take_bit(bits));
+    return (lanes){first, second, third, fourth};
+}
+
+INLINE lanes
+load_lanes(const void *from)
+{
+    lanes all;
+    memcpy(&all, from, sizeof all);
+    return all;
+}
+
+/* Join digits to numbers of four digits. */
+INLINE lanes
+join_digits(bytes digits)
+{
+    pairs factor = (pairs){0} + (10 * 256 + 1);
+    /* Hidden from gcc, which would multiply by two shifts and two additions. */
+    __asm__("" : "+x"(factor));
+    pairs joined = (pairs)digits * factor >> 8;
+    return (lanes)_mm_madd_epi16((__m128i)joined, _mm_set1_epi32(1 << 16 | 100));
+}
+
+/* Negate all values but the positive ones. */
+INLINE lanes
+negate(lanes values, lanes are_positive)
+{
+    return (values ^ ~are_positive) - ~are_positive;
+}
+
+/* Convert numbers of up to three digits. Each is at the end of a lane, behind another character. */
+INLINE lanes
+convert_three_digits(cursor at, uint64_t *ends, bool is_signed)
+{
+    bytes text = (bytes)gather_lanes(at - 4, ends) ^ '0';
+    /* What is no digit, and all before it in a lane. */
+    lanes others = (lanes)((signed_bytes)text > 9);
+    others |= others >> 8;
+    others |= others >> 16;
+    lanes values = join_digits(text & ~(bytes)others);
+    if (!is_signed)
+        return values;
+    lanes minus = (lanes)(text == ('-' ^ '0')) & ~(others >> 8);
+    return negate(values, (lanes)(minus == 0));
+}
+
+/* Convert two numbers of up to seven digits; ``minus`` is not 0 in lanes of negative ones. */
+INLINE __m128i
+convert_two(cursor at, uint64_t *ends, __m128i *minus)
+{
+    uint64_t first = load_eight(at + take_bit(ends)), second = load_eight(at + take_bit(ends));
+    bytes text = (bytes)(long_lanes){first, second} ^ '0';
+    long_lanes others = (long_lanes)((signed_bytes)text > 9);
+    others |= others >> 8;
+    others |= others >> 16;
+    others |= others >> 32;
+    *minus = (__m128i)((long_lanes)(text == ('-' ^ '0')) & ~(others >> 8));
+    return (__m128i)join_digits(text & ~(bytes)others);
+}
+
+/* Convert four numbers of up to seven digits. */
+INLINE lanes
+convert_seven_digits(cursor at, uint64_t *ends, bool is_signed)
+{
+    __m128i minus[2], first = convert_two(at - 8, ends, &minus[0]);
+    __m128i second = convert_two(at - 8, ends, &minus[1]);
+    __m128i fours = _mm_packs_epi32(first, second);
+    lanes values = (lanes)_mm_madd_epi16(fours, _mm_set1_epi32(1 << 16 | 10000));
+    if (!is_signed)
+        return values;
+    return negate(values, (lanes)((lanes)_mm_packs_epi32(minus[0], minus[1]) == 0));
+}
+
+/* Convert words that end in e; ``misfits`` are those that are neither true nor false. */
+INLINE lanes
+convert_booleans(cursor at, uint64_t *starts, lanes *misfits)
+{
+    lanes text = gather_lanes(at, starts);
+    lanes are_true = (lanes)(text == load_four("true"));
+    *misfits = ~(are_true | (lanes)(text == load_four("fals")));
+    return -are_true;
+}
+
+INLINE void
+store_lanes(lanes values, int size, bool is_signed, char *to)
+{
+    __m128i all = (__m128i)values;
+    if (size == 1) {
+        all = _mm_packs_epi32((__m128i)(values & 0xFF), all);
+        uint32_t word = (uint32_t)_mm_cvtsi128_si32(_mm_packus_epi16(all, all));
+        memcpy(to, &word, sizeof word);
+    } else if (size == 2) {
+        /* The upper half of a lane becomes the sign that the instruction needs. */
+        all = _mm_srai_epi32(_mm_slli_epi32(all, 16), 16);
+        uint64_t word = (uint64_t)_mm_cvtsi128_si64(_mm_packs_epi32(all, all));
+        memcpy(to, &word, sizeof word);
+    } else if (size == 4) {
+        memcpy(to, &all, sizeof all);
+    } else {
+        __m128i upper = is_signed ? _mm_srai_epi32(all, 31) : _mm_setzero_si128();
+        __m128i halves[] = {_mm_unpacklo_epi32(all, upper), _mm_unpackhi_epi32(all, upper)};
+        memcpy(to, halves, sizeof halves);
+    }
+}
+
+/*
+ * Convert the elements of a block without long ones. Return NULL if one does not fit. The last step
+ * may write more elements than there are: the text that is left has room for them.
+ */
+INLINE char *
+convert_short(cursor at, const struct block *block, enum datatype datatype, int size, char *to)
+{
+    static const uint32_t used[2 * TOGETHER] = {~0U, ~0U, ~0U, ~0U};
+    const bool is_signed = datatype >= INT8;
+    const uint32_t least = is_signed && size < 4 ? -(1U << (8 * size - 1)) : 0;
+    uint64_t left = datatype == BOOL ? block->starts : block->ends;
+    const int count = __builtin_popcountll(left), unused = -count & (TOGETHER - 1);
+    lanes misfits = {0}, last = {0};
+    while (left != 0) {
+        misfits |= last;
+        lanes values;
+        if (datatype == BOOL) {
+            values = convert_booleans(at, &left, &last);
+        } else if (size == 1) {
+            values = convert_three_digits(at, &left, is_signed);
+            last = (values - least) >> 8;
+        } else {
+            values = convert_seven_digits(at, &left, is_signed);
+            if (size == 2)
+                last = (values - least) >> 16;
+        }
+        store_lanes(values, size, is_signed, to);
+        to += TOGETHER * size;
+    }
+    long_lanes all = (long_lanes)(misfits | (last & load_lanes(used + unused)));
+    return all[0] | all[1] ? NULL : to - unused * size;
+}
+
+/* ---- Long numbers ---- */
+
+/* Masks that keep the value of each of so many digits at the end of 20 characters. */
+static const unsigned char KEPT_BITS[40] = {
+    [20] = 15, 15, 15, 15, 15, 15, 15, 15, 15, 15, 15, 15, 15, 15, 15, 15, 15, 15, 15, 15};
+
+INLINE_AVX2 __m256i
+load_halves(const void *first, const void *second)
+{
+    __m256i half = _mm256_castsi128_si256(_mm_loadu_si128(first));
+    return _mm256_inserti128_si256(half, _mm_loadu_si128(second), 1);
+}
+
+/* Where a number of a block starts and ends. */
+struct number {
+    ptrdiff_t start, end;
+};
+
+INLINE struct number
+take_number(uint64_t *starts, uint64_t *ends)
+{
+    ptrdiff_t start = take_bit(starts);
+    return (struct number){start, take_bit(ends)};
+}
+
+INLINE const unsigned char *
+kept_bits(struct number number)
+{
+    return KEPT_BITS + (number.end - number.start);
+}
+
+/* Join the last 16 digits of two numbers to numbers of four digits. */
+INLINE_AVX2 __m256i
+join_two(cursor at, struct number first, struct number second)
+{
+    __m256i text = load_halves(at + first.end - 16, at + second.end - 16);
+    __m256i digits = _mm256_and_si256(
+        text, load_halves(kept_bits(first) + 4, kept_bits(second) + 4));
+    __m256i twos = _mm256_maddubs_epi16(digits, _mm256_set1_epi16(1 << 8 | 10));
+    return _mm256_madd_epi16(twos, _mm256_set1_epi32(1 << 16 | 100));
+}
+
+/* Join those of two such pairs. The order of numbers becomes first, third, second, fourth. */
+INLINE_AVX2 __m256i
+join_four(__m256i first, __m256i second)
+{
+    __m256i fours = _mm256_packus_epi32(first, second);
+    __m256i eights = _mm256_madd_epi16(fours, _mm256_set1_epi32(1 << 16 | 10000));
+    __m256i upper = _mm256_mul_epu32(eights, _mm256_set1_epi64x(100000000));
+    return _mm256_add_epi64(upper, _mm256_srli_epi64(eights, 32));
+}
+
+/* Add what is before the last 16 digits. The highest bits of ``misfits`` tell what is too large. */
+INLINE_AVX2 __m256i
+add_upper(__m256i values, lanes digits, bool is_signed, __m256i *misfits)
+{
+    const int64_t unit = 10000000000000000;
+    __m128i fours = (__m128i)join_digits((bytes)digits);
+    __m128i too_large = _mm_cmpgt_epi32(fours, _mm_set1_epi32(is_signed ? 922 : 1844));
+    __m256i upper = _mm256_cvtepu32_epi64(fours);
+    __m256i low = _mm256_mul_epu32(upper, _mm256_set1_epi64x(unit & UINT32_MAX));
+    __m256i high = _mm256_mul_epu32(upper, _mm256_set1_epi64x(unit >> 32));
+    upper = _mm256_add_epi64(low, _mm256_slli_epi64(high, 32));
+    __m256i sums = _mm256_add_epi64(values, upper);
+    /* A carry: the highest bit was set before, and is not now. */
+    __m256i carries = _mm256_andnot_si256(sums, upper);
+    *misfits = _mm256_or_si256(_mm256_cvtepi32_epi64(too_large), carries);
+    return sums;
+}
+
+/* Convert up to four numbers, which the block was cut behind. Return NULL if one does not fit. */
+INLINE_AVX2 char *
+convert_long(cursor at, const struct block *block, enum datatype datatype, int size, char *to)
+{
+    const bool is_signed = datatype >= INT8;
+    const int count = __builtin_popcountll(block->ends);
+    uint64_t starts = block->starts, ends = block->ends;
+    struct number a = take_number(&starts, &ends), b = take_number(&starts, &ends);
+    struct number c = take_number(&starts, &ends), d = take_number(&starts, &ends);
+    __m256i misfits = _mm256_setzero_si256();
+    __m256i values = join_four(join_two(at, a, c), join_two(at, b, d));
+    if (block->is_longest) {
+        cursor from = at - 20;
+        lanes text = {
+            load_four(from + a.end), load_four(from + b.end), load_four(from + c.end),
+            load_four(from + d.end)};
+        lanes kept = {
+            load_four(kept_bits(a)), load_four(kept_bits(b)), load_four(kept_bits(c)),
+            load_four(kept_bits(d))};
+        values = add_upper(values, text & kept, is_signed, &misfits);
+    }
+    if (is_signed) {
+        cursor from = at - 4;
+        lanes text = {
+            load_four(from + a.start), load_four(from + b.start), load_four(from + c.start),
+            load_four(from + d.start)};
+        lanes minus = (lanes)(text >> 24 == '-');
+        __m256i negative = _mm256_cvtepi32_epi64((__m128i)minus);
+        /* Of what does not fit, the highest bit is set, even less one where a minus allows this. */
+        __m256i less = _mm256_add_epi64(values, negative);
+        misfits = _mm256_or_si256(misfits, _mm256_and_si256(values, less));
+        values = _mm256_sub_epi64(_mm256_xor_si256(values, negative), negative);
+    }
+    if (size == 4) {
+        const __m256i most = _mm256_set1_epi64x(UINT32_MAX);
+        __m256i above = _mm256_add_epi64(values, _mm256_set1_epi64x(is_signed ? 1LL << 31 : 0));
+        misfits = _mm256_or_si256(above, _mm256_sub_epi64(most, above));
+        values = _mm256_permutevar8x32_epi32(values, _mm256_setr_epi32(0, 2, 4, 6, 0, 2, 4, 6));
+        _mm_storeu_si128((__m128i *)to, _mm256_castsi256_si128(values));
+    } else {
+        _mm256_storeu_si256((__m256i *)to, values);
+    }
+    int found = _mm256_movemask_pd(_mm256_castsi256_pd(misfits)) & ((1 << count) - 1);
+    return found ? NULL : to + count * size;
+}
+
+/* ---- The array ---- */
+
+INLINE cursor
+decode_blocks(
+    cursor at, cursor end, enum datatype datatype, int size, struct functions use, int *depth,
+    char **to)
+{
+    char *behind = *to;
+    int open = *depth;
+    while (end - at >= BLOCK_AHEAD) {
+        struct block block = read_block(at, datatype, size, use);
+        int open_behind = depth_behind(&block, open);
+        if (block.size == 0 || open_behind == 0)
+            break;
+        open = open_behind;
+        if (block.is_long)
+            behind = use.convert_long(at, &block, datatype, size, behind);
+        else
+            behind = convert_short(at, &block, datatype, size, behind);
+        if (behind == NULL)
+            return NULL;
+        at += block.size;
+    }
+    *to = behind;
+    *depth = open;
+    return at;
+}
+
+INLINE cursor
+decode_datatype(
+    cursor at, cursor end, enum datatype datatype, struct functions use, int *depth, char **to)
+{
+    switch (datatype) {
+    case BOOL: return decode_blocks(at, end, BOOL, 1, use, depth, to);
+    case UINT8: return decode_blocks(at, end, UINT8, 1, use, depth, to);
+    case UINT16: return decode_blocks(at, end, UINT16, 2, use, depth, to);
+    case UINT32: return decode_blocks(at, end, UINT32, 4, use, depth, to);
+    case UINT64: return decode_blocks(at, end, UINT64, 8, use, depth, to);
+    case INT8: return decode_blocks(at, end, INT8, 1, use, depth, to);
+    case INT16: return decode_blocks(at, end, INT16, 2, use, depth, to);
+    case INT32: return decode_blocks(at, end, INT32, 4, use, depth, to);
+    case INT64: return decode_blocks(at, end, INT64, 8, use, depth, to);
+    default: return at;
+    }
+}
+
+AVX2 static cursor
+decode_avx2(cursor at, cursor end, enum datatype datatype, int *depth, char **to)
+{
+    const struct functions use = {find_characters_avx2, convert_long};
+    return decode_datatype(at, end, datatype, use, depth, to);
+}
+
+static cursor
+decode_plainly(cursor at, cursor end, enum datatype datatype, int *depth, char **to)
+{
+    const struct functions use = {find_characters, NULL};
+    return decode_datatype(at, end, datatype, use, depth, to);
+}
+
+const char *
+decode_integers(
+    const char *at, const char *end, enum datatype datatype, int *depth, char **to)
+{
+    if (__builtin_cpu_supports("bmi2") && __builtin_cpu_supports("avx2"))
+        return decode_avx2(at, end, datatype, depth, to);
+    return decode_plainly(at, end, datatype, depth, to);
+}
+
+#else
+
+const char *
+decode_integers(
+    const char *at, const char *end, enum datatype datatype, int *depth, char **to)
+{
+    (void)end, (void)datatype, (void)depth, (void)to;
+    return at;
+}
+
+#endif

@@ -1,0 +1,25 @@
+/* Decodes integers and booleans of an array by blocks of text; needs no Python object. */
+#ifndef DECODE_INTEGERS_H
+#define DECODE_INTEGERS_H
+
+#include "datatypes.h"
+
+enum {
+    MAX_DEPTH = 64, /* nested arrays */
+    /* Characters that are read around the start of a block. */
+    BLOCK_BEHIND = 20,
+    BLOCK_AHEAD = 64 + 4,
+};
+
+/*
+ * Decode elements of an array from ``at``, where the next one must follow and ``depth`` brackets,
+ * at least one, are open. At least BLOCK_BEHIND characters of the text are before it.
+ *
+ * Return where the next element must follow then: behind a comma, or still ``at`` if the text is
+ * unusual there, or has less than BLOCK_AHEAD characters left. Return NULL if an element does not
+ * fit. ``to`` is moved behind the elements; most_elements of what is left must have room there.
+ */
+const char *decode_integers(
+    const char *at, const char *end, enum datatype datatype, int *depth, char **to);
+
+#endif
