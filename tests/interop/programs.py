@@ -17,12 +17,16 @@ from benchmarks.harness.client import NotInstalledError
 from benchmarks.harness.processes import Server
 
 PACKAGES = {
+    "aarch64-linux-gnu-gcc": "gcc-aarch64-linux-gnu libc6-dev-arm64-cross",
+    "cc": "gcc",
     "curl": "curl",
     "h2load": "nghttp2-client",
+    "musl-gcc": "musl-tools",
     "nghttp": "nghttp2-client",
     "node": "nodejs",
     "prometheus": "prometheus",
     "promtool": "prometheus",
+    "qemu-aarch64": "qemu-user",
     "wrk": "wrk",
 }
 """The Debian packages that have the programs."""

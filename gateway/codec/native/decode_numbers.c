@@ -15,13 +15,10 @@
 #include <stdint.h>
 #include <string.h>
 
-#ifdef __SSE2__
-#include <emmintrin.h>
-#endif
-
 #include "compare_decimal.h"
 #include "decode_integers.h"
 #include "powers_of_ten.h"
+#include "vectors.h"
 
 #if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
 #error "digits are loaded, and elements are stored, as little-endian words"
@@ -51,35 +48,21 @@ enum {
     AT_ONCE = 16,    /* characters that are converted in one step */
 };
 
-static const uint64_t TEN_TO_8 = 100000000, TEN_TO_16 = 10000000000000000;
+static const uint64_t TEN_TO_16 = 10000000000000000;
+
+/* Make bytes 0xFF that are digits, and all others 0. */
+INLINE block
+are_digits(block characters)
+{
+    /* '0' becomes the least signed byte: digits are the ten least ones. */
+    return (block)((signed_block)(characters + (128 - '0')) < 10 - 128);
+}
 
 /* Return a bit for each of LOOK_AHEAD characters, the first one least: whether it is a digit. */
 INLINE uint32_t
 find_digits(cursor at)
 {
-    uint32_t digits = 0;
-#ifdef __SSE2__
-    for (int part = 0; part < LOOK_AHEAD; part += 16) {
-        __m128i characters = _mm_loadu_si128((const __m128i *)(at + part));
-        /* '0' becomes the least signed byte: digits are the ten least ones. */
-        __m128i ordered = _mm_add_epi8(characters, _mm_set1_epi8(128 - '0'));
-        __m128i is_digit = _mm_cmplt_epi8(ordered, _mm_set1_epi8(10 - 128));
-        digits |= (uint32_t)_mm_movemask_epi8(is_digit) << part;
-    }
-#else
-    for (int part = 0; part < LOOK_AHEAD; part += 8) {
-        uint64_t word;
-        memcpy(&word, at + part, sizeof word);
-        /* The highest bit of each byte tells, without a carry between them. */
-        const uint64_t lower = 0x7F7F7F7F7F7F7F7F, ones = 0x0101010101010101;
-        uint64_t above = ((word & lower) + ones * (127 - '9')) | word;
-        uint64_t not_below = (word & lower) + ones * (128 - '0');
-        uint64_t is_digit = ~above & not_below & ~lower;
-        /* Join the highest bits of all bytes. */
-        digits |= (uint32_t)((is_digit >> 7) * 0x0102040810204080 >> 56) << part;
-    }
-#endif
-    return digits;
+    return bits_of(are_digits(load_block(at)), are_digits(load_block(at + sizeof(block))));
 }
 
 /* For each number of digits: masks of which so many bytes at the end keep the value of a digit. */
@@ -97,37 +80,10 @@ value_of_sixteen(cursor behind, ptrdiff_t offset, ptrdiff_t count, ptrdiff_t fra
 {
     cursor at = behind - offset - AT_ONCE;
     const unsigned char *kept = KEPT_BITS + LOOK_BACK - AT_ONCE - offset;
-#ifdef __SSE2__
-    __m128i last = _mm_loadu_si128((const __m128i *)(kept + fraction));
-    __m128i all = _mm_loadu_si128((const __m128i *)(kept + count));
+    block last = load_block(kept + fraction), all = load_block(kept + count);
     /* Those before the point move by one, onto it. */
-    __m128i moved = _mm_loadu_si128((const __m128i *)(at - 1));
-    __m128i digits = _mm_loadu_si128((const __m128i *)at);
-    digits = _mm_or_si128(
-        _mm_and_si128(digits, last), _mm_and_si128(moved, _mm_xor_si128(all, last)));
-    /* Join them to pairs, to fours, and to eights. */
-    digits = _mm_srli_epi16(_mm_mullo_epi16(digits, _mm_set1_epi16(10 * 256 + 1)), 8);
-    digits = _mm_madd_epi16(digits, _mm_set1_epi32(1 << 16 | 100));
-    digits = _mm_packs_epi32(digits, digits);
-    digits = _mm_madd_epi16(digits, _mm_set1_epi32(1 << 16 | 10000));
-    uint64_t eights = (uint64_t)_mm_cvtsi128_si64(digits);
-    return (uint32_t)eights * TEN_TO_8 + (eights >> 32);
-#else
-    uint64_t value = 0;
-    for (int part = 0; part < AT_ONCE; part += 8) {
-        uint64_t last, all, moved, digits;
-        memcpy(&last, kept + fraction + part, sizeof last);
-        memcpy(&all, kept + count + part, sizeof all);
-        memcpy(&moved, at - 1 + part, sizeof moved);
-        memcpy(&digits, at + part, sizeof digits);
-        digits = (digits & last) | (moved & (all ^ last));
-        digits = digits * 10 + (digits >> 8);
-        uint64_t first = (digits & 0x000000FF000000FF) * (100 + (1000000ULL << 32));
-        uint64_t second = (digits >> 16 & 0x000000FF000000FF) * (1 + (10000ULL << 32));
-        value = value * TEN_TO_8 + ((first + second) >> 32);
-    }
-    return value;
-#endif
+    block moved = load_block(at - 1), digits = load_block(at);
+    return value_of_digits((digits & last) | (moved & (all ^ last)));
 }
 
 /*

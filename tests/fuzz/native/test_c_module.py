@@ -180,18 +180,18 @@ TESTS = "tests/codec/native"
 READER, WRITER, STRINGS = (
     f"{TESTS}/{name}.py" for name in ("test_decode_numbers", "test_encode_numbers", "test_strings")
 )
-USES_SSE2 = "#ifdef __SSE2__\n#include"
-CHECKS_AVX2 = '__builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi2")'
+KNOWS_PROCESSOR = "#ifdef __x86_64__\n#include"
+FOR_ANY_PROCESSOR = f"#undef __x86_64__\n#undef __aarch64__\n{KNOWS_PROCESSOR}"
 
 
 @pytest.mark.parametrize(
     ("tests", "right", "wrong"),
     [
         (TESTS, "", ""),
-        (READER, USES_SSE2, f"#undef __SSE2__\n{USES_SSE2}"),
-        (WRITER, CHECKS_AVX2, "0"),
+        (READER, KNOWS_PROCESSOR, FOR_ANY_PROCESSOR),
+        (WRITER, KNOWS_PROCESSOR, FOR_ANY_PROCESSOR),
     ],
-    ids=["all", "reader without SIMD", "writer without AVX2"],
+    ids=["all", "reader for any processor", "writer for any processor"],
 )
 def test_c_module_stays_within_bounds(
     tests: str, right: str, wrong: str, tmp_path: Path, objects: Path
