@@ -11,13 +11,11 @@
  */
 #include "decode_integers.h"
 
-#ifdef __x86_64__
-
-#include <immintrin.h>
-#include <stdbool.h>
 #include <stddef.h>
-#include <stdint.h>
-#include <string.h>
+
+#include "vectors.h"
+
+#ifdef __x86_64__
 
 #define INLINE __attribute__((always_inline)) static inline
 #define AVX2 __attribute__((target("avx2,bmi,bmi2,popcnt")))
@@ -94,7 +92,7 @@ find_runs(uint64_t bits, int length)
 }
 
 /* What a block has up to the comma that it is read to. */
-struct block {
+struct text_block {
     int size;                /* up to behind this comma; 0 if there is none */
     uint64_t starts;         /* the first digits or letters of elements */
     uint64_t ends;           /* what follows on their last ones */
@@ -116,7 +114,7 @@ take_bit(uint64_t *bits)
 struct functions {
     finder *find;
     char *(*convert_long)(
-        cursor at, const struct block *block, enum datatype datatype, int size, char *to);
+        cursor at, const struct text_block *block, enum datatype datatype, int size, char *to);
 };
 
 /* The characters of a block by their kind. The digits are letters among booleans. */
@@ -165,10 +163,10 @@ find_size_of_four(uint64_t commas, uint64_t ends, int size)
 }
 
 /* Read the characters of a block, and cut it behind a comma. */
-INLINE struct block
+INLINE struct text_block
 read_block(cursor at, enum datatype datatype, int size, struct functions use)
 {
-    struct block block = {0};
+    struct text_block block = {0};
     struct kinds of = {
         .digits = datatype == BOOL ? use.find(at, 'a', 'z') : use.find(at, '0', '9'),
         .minus = datatype >= INT8 ? use.find(at, '-', '-') : 0,
@@ -210,7 +208,7 @@ read_block(cursor at, enum datatype datatype, int size, struct functions use)
 
 /* Return how many brackets are open behind a block; 0 if ever too many are, or none. */
 INLINE int
-depth_behind(const struct block *block, int depth)
+depth_behind(const struct text_block *block, int depth)
 {
     for (uint64_t all = block->opened | block->closed; all != 0; all &= all - 1) {
         depth += block->opened & all & -all ? 1 : -1;
@@ -353,7 +351,7 @@ store_lanes(lanes values, int size, bool is_signed, char *to)
  * may write more elements than there are: the text that is left has room for them.
  */
 INLINE char *
-convert_short(cursor at, const struct block *block, enum datatype datatype, int size, char *to)
+convert_short(cursor at, const struct text_block *block, enum datatype datatype, int size, char *to)
 {
     static const uint32_t used[2 * TOGETHER] = {~0U, ~0U, ~0U, ~0U};
     const bool is_signed = datatype >= INT8;
@@ -453,7 +451,7 @@ add_upper(__m256i values, lanes digits, bool is_signed, __m256i *misfits)
 
 /* Convert up to four numbers, which the block was cut behind. Return NULL if one does not fit. */
 INLINE_AVX2 char *
-convert_long(cursor at, const struct block *block, enum datatype datatype, int size, char *to)
+convert_long(cursor at, const struct text_block *block, enum datatype datatype, int size, char *to)
 {
     const bool is_signed = datatype >= INT8;
     const int count = __builtin_popcountll(block->ends);
@@ -507,7 +505,7 @@ decode_blocks(
     char *behind = *to;
     int open = *depth;
     while (end - at >= BLOCK_AHEAD) {
-        struct block block = read_block(at, datatype, size, use);
+        struct text_block block = read_block(at, datatype, size, use);
         int open_behind = depth_behind(&block, open);
         if (block.size == 0 || open_behind == 0)
             break;
@@ -561,7 +559,7 @@ const char *
 decode_integers(
     const char *at, const char *end, enum datatype datatype, int *depth, char **to)
 {
-    if (__builtin_cpu_supports("bmi2") && __builtin_cpu_supports("avx2"))
+    if (has_wide())
         return decode_avx2(at, end, datatype, depth, to);
     return decode_plainly(at, end, datatype, depth, to);
 }

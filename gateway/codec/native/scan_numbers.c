@@ -8,8 +8,7 @@
 #include <stdint.h>
 #include <string.h>
 
-/* Vector extensions of gcc and clang, which use the instructions of any machine. */
-typedef uint8_t block __attribute__((vector_size(16)));
+#include "vectors.h"
 
 enum { BLOCKS = 4 /* that are searched at once */ };
 
@@ -17,11 +16,12 @@ enum { BLOCKS = 4 /* that are searched at once */ };
 static bool
 has_mark(const char *at)
 {
-    block bytes[BLOCKS];
-    memcpy(bytes, at, sizeof bytes);
     block marks = {0};
-    for (int index = 0; index < BLOCKS; index++)
-        marks |= (block)(bytes[index] == '"') | (block)((bytes[index] | 0x26) == 0x7F);
+#pragma GCC unroll 4
+    for (int index = 0; index < BLOCKS; index++) {
+        block bytes = load_block(at + index * sizeof bytes);
+        marks |= (block)(bytes == '"') | (block)((bytes | 0x26) == 0x7F);
+    }
     uint64_t halves[2];
     memcpy(halves, &marks, sizeof halves);
     return (halves[0] | halves[1]) != 0;

@@ -190,8 +190,13 @@ FOR_ANY_PROCESSOR = f"#undef __x86_64__\n#undef __aarch64__\n{KNOWS_PROCESSOR}"
         (TESTS, "", ""),
         (READER, KNOWS_PROCESSOR, FOR_ANY_PROCESSOR),
         (WRITER, KNOWS_PROCESSOR, FOR_ANY_PROCESSOR),
+        (
+            READER,
+            'return __builtin_cpu_supports("avx2")',
+            'return 0 && __builtin_cpu_supports("avx2")',
+        ),
     ],
-    ids=["all", "reader for any processor", "writer for any processor"],
+    ids=["all", "reader for any processor", "writer for any processor", "reader without AVX2"],
 )
 def test_c_module_stays_within_bounds(
     tests: str, right: str, wrong: str, tmp_path: Path, objects: Path
