@@ -1,8 +1,8 @@
-"""Compiles the fast path by mypyc, and the C module.
+"""Compiles the fast path by mypyc, and the C modules.
 
-With names of modules, it compiles these and the C module of the sources in the current folder, into
-``built``: hatch_build.py runs it so. Without, it compiles the C module alone beside its sources, in
-seconds, for development.
+With names of modules, it compiles these and the C modules of the sources in the current folder,
+into ``built``: hatch_build.py runs it so. Without, it compiles the C modules alone beside their
+sources, in seconds, for development.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from typing import Any
 from setuptools import Distribution, Extension
 from setuptools.command.build_ext import build_ext
 
-_PACKAGE = ("gateway", "codec", "native")
-"""The package of the C module, with its sources."""
+_C_MODULES = {"gateway/codec/native": "_native", "gateway/http1/native": "_heads"}
+"""The C modules, each by the folder of its sources."""
 
 _CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 
@@ -50,19 +50,22 @@ def _build(extensions: Sequence[Extension], folder: Path) -> None:
     command.run()
 
 
-def _c_module(package: Path, folder: Path) -> Extension:
-    """Return the C module as an extension; ``folder`` gets a header."""
+def _c_modules(root: Path, folder: Path) -> list[Extension]:
+    """Return the C modules of a checkout as extensions; ``folder`` gets a header."""
     folder.mkdir(parents=True, exist_ok=True)
     # Not by an import: with PYTHONSAFEPATH, that would not look here.
     tables = runpy.run_path(str(Path(__file__).with_name("float_tables.py")))
     (folder / "powers_of_ten.h").write_text(tables["powers_of_ten"]())
     # With -O3, gcc 12 needs a fifth more time for most numbers.
-    return Extension(
-        ".".join((*_PACKAGE, "_native")),
-        sorted(map(str, package.glob("*.c"))),
-        include_dirs=[str(folder)],
-        extra_compile_args=["-O2", "-std=c11"],
-    )
+    return [
+        Extension(
+            f"{package}/{name}".replace("/", "."),
+            sorted(map(str, (root / package).glob("*.c"))),
+            include_dirs=[str(folder)],
+            extra_compile_args=["-O2", "-std=c11"],
+        )
+        for package, name in _C_MODULES.items()
+    ]
 
 
 def _compile_all(modules: Sequence[str]) -> None:
@@ -76,17 +79,17 @@ def _compile_all(modules: Sequence[str]) -> None:
     for each in extensions:
         # Else calls between modules go through a table, as another library might replace them.
         each.extra_compile_args.append("-fvisibility=hidden")
-    extensions.append(_c_module(Path(*_PACKAGE), Path("generated")))
+    extensions += _c_modules(Path(), Path("generated"))
     _build(extensions, Path("built"))
 
 
 def _compile_beside_the_sources() -> None:
-    package = Path(__file__).parents[1].joinpath(*_PACKAGE)
+    root = Path(__file__).parents[1]
     with TemporaryDirectory(prefix="tensorgate-build-") as name:
         folder = Path(name)
-        _build([_c_module(package, folder)], folder / "built")
+        _build(_c_modules(root, folder), folder / "built")
         for path in (folder / "built").rglob("*.so"):
-            shutil.copy(path, package)
+            shutil.copy(path, root / path.relative_to(folder / "built").parent)
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from typing import Final
 
 from multidict import CIMultiDict, CIMultiDictProxy
 
+from gateway.http1 import native
 from gateway.sizes import CACHED_LINES, QUOTED_NAME
 from gateway.system.bounded_cache import BoundedCache
 
@@ -28,6 +29,12 @@ _MAX_CACHED_LINE: Final = 256
 
 _MAX_CACHED_NAME: Final = 64
 """Maximum bytes of a cached header name."""
+
+_CACHED_FIELDS: Final = 64
+"""Cached headers of whole heads. With ``_MAX_CACHED_FIELDS`` each, they take 5 MB at most."""
+
+_MAX_CACHED_FIELDS: Final = 32
+"""Maximum lines of a head whose headers are cached."""
 
 _CHECKED_START: Final = 256
 """Bytes of an incomplete line that are checked. Each read checks them again."""
@@ -151,25 +158,22 @@ class StatusLine:
         self.reason: Final = reason
 
 
-class MessageHead:
-    """What the heads of requests and responses have in common.
+class HeaderFields:
+    """The headers of a message, and what they say of it; those of equal heads share one object.
 
-    Two heads of one parser with the same ``key`` differ in ``noted`` and ``passed`` alone.
-    ``passed`` is the passed lines as they came.
+    Raises MalformedError if they contradict each other.
     """
 
-    def __init__(self, first_line: bytes, http_1_0: bool, fields: list[HeaderField]) -> None:
-        self.http_1_0 = http_1_0
-        self.fields = tuple(fields)
+    def __init__(self, fields: list[HeaderField]) -> None:
+        self.all: Final = tuple(fields)
         self.length: int | None = None
         self.chunked = False
-        self._hosts = 0
-        self._close = False
-        self._asks_keep_alive = False
+        self.hosts = 0
+        self.has_invalid_host = False
+        self.close = False
+        self.asks_keep_alive = False
         self.keep_alive_timeout: float | None = None
-        """Seconds after which the sender closes the idle connection; None if it does not say."""
-        self._headers: CIMultiDictProxy[str] | None = None
-        key = [first_line]
+        keyed: list[bytes] = []
         noted: list[HeaderField] = []
         passed: list[bytes] = []
         for field in fields:
@@ -178,29 +182,39 @@ class MessageHead:
                 passed.append(field.line)
             else:
                 if handling & _KEYED:
-                    key.append(field.line)
+                    keyed.append(field.line)
                 if handling & _NOTED:
                     noted.append(field)
             if field.meaning:
                 self._frame(field)
-        self.key = tuple(key)
-        self.noted = tuple(noted)
-        self.passed = b"".join(passed)
-        # RFC 9112, section 9.3.
-        self.keep_alive = not self._close and (not http_1_0 or self._asks_keep_alive)
+        self.keyed: Final = tuple(keyed)
+        self.noted: Final = tuple(noted)
+        self.passed: Final = b"".join(passed)
 
-    @property
-    def headers(self) -> CIMultiDictProxy[str]:
-        """The fields by name; they are collected at the first access."""
-        if self._headers is None:
-            pairs = [(field.name, field.value) for field in self.fields]
-            self._headers = CIMultiDictProxy(CIMultiDict(pairs))
-        return self._headers
+    def note(self, values: list[str | bytes]) -> tuple[HeaderField, ...]:
+        """Return the noted fields with other values; for each not keyed, that and its line.
 
-    @property
-    def keyed_headers(self) -> list[tuple[str, str]]:
-        """The names and values of the keyed fields."""
-        return [(field.name, field.value) for field in self.fields if field.handling & _KEYED]
+        Raises MalformedError.
+        """
+        noted: list[HeaderField] = []
+        number = 0
+        for field in self.noted:
+            if field.handling == _NOTED:
+                value, line = values[number], values[number + 1]
+                number += 2
+                assert isinstance(value, str)
+                assert isinstance(line, bytes)
+                meaning = _meaning_of(field.lower, value) if field.meaning else _NOTHING
+                field = HeaderField(field.name, field.lower, value, line, _NOTED, meaning)
+            noted.append(field)
+        return tuple(noted)
+
+    def length_in(self, noted: tuple[HeaderField, ...]) -> int | None:
+        """Return the length of a body, as noted fields or else the others say."""
+        for field in noted:
+            if field.meaning == _LENGTH:
+                return int(field.value)
+        return self.length
 
     def _frame(self, field: HeaderField) -> None:
         """Take in a field that says how the message is framed."""
@@ -218,14 +232,64 @@ class MessageHead:
                 raise MalformedError(_TWO_FRAMINGS)
             self.chunked = True
         elif meaning == _CLOSE:
-            self._close = True
+            self.close = True
         elif meaning == _KEEP_ALIVE:
-            self._asks_keep_alive = True
+            self.asks_keep_alive = True
         elif meaning == _KEEP_ALIVE_TIMEOUT:
             match = _TIMEOUT_PARAMETER.search(field.value)
             self.keep_alive_timeout = None if match is None else float(match[1])
         else:
-            self._hosts += 1
+            self.hosts += 1
+            self.has_invalid_host |= meaning == _INVALID_HOST
+
+
+class MessageHead:
+    """What the heads of requests and responses have in common.
+
+    Two heads of one parser with the same ``key`` differ in ``noted`` and ``passed`` alone.
+    ``passed`` is the passed lines as they came. ``noted`` and ``length`` replace those of
+    ``fields``.
+    """
+
+    def __init__(
+        self,
+        first_line: bytes,
+        http_1_0: bool,
+        fields: HeaderFields,
+        noted: tuple[HeaderField, ...],
+        length: int | None,
+    ) -> None:
+        self.http_1_0 = http_1_0
+        self.length = length
+        self.chunked = fields.chunked
+        self.keep_alive_timeout = fields.keep_alive_timeout
+        """Seconds after which the sender closes the idle connection; None if it does not say."""
+        self._fields = fields
+        self._headers: CIMultiDictProxy[str] | None = None
+        self.key = (first_line, *fields.keyed)
+        self.noted = noted
+        self.passed = fields.passed
+        # RFC 9112, section 9.3.
+        self.keep_alive = not fields.close and (not http_1_0 or fields.asks_keep_alive)
+
+    @property
+    def fields(self) -> list[HeaderField]:
+        """All fields in order."""
+        noted = iter(self.noted)
+        return [next(noted) if each.handling & _NOTED else each for each in self._fields.all]
+
+    @property
+    def headers(self) -> CIMultiDictProxy[str]:
+        """The fields by name; they are collected at the first access."""
+        if self._headers is None:
+            pairs = [(field.name, field.value) for field in self.fields]
+            self._headers = CIMultiDictProxy(CIMultiDict(pairs))
+        return self._headers
+
+    @property
+    def keyed_headers(self) -> list[tuple[str, str]]:
+        """The names and values of the keyed fields."""
+        return [(field.name, field.value) for field in self.fields if field.handling & _KEYED]
 
 
 class RequestHead(MessageHead):
@@ -235,14 +299,21 @@ class RequestHead(MessageHead):
     target has replaced that of Host (RFC 9112, section 3.2.2).
     """
 
-    def __init__(self, first: RequestLine, fields: list[HeaderField], parser: HeadParser) -> None:
-        super().__init__(first.line, first.http_1_0, fields)
+    def __init__(
+        self,
+        first: RequestLine,
+        fields: HeaderFields,
+        noted: tuple[HeaderField, ...],
+        length: int | None,
+        parser: HeadParser,
+    ) -> None:
+        super().__init__(first.line, first.http_1_0, fields, noted, length)
         self.parser = parser
         """Its parser: keys of heads of different parsers must not be compared."""
         self.method = first.method
         self.target = first.target
-        if self._hosts != 1 and (self._hosts or not first.http_1_0):
-            raise MalformedError("more than one Host" if self._hosts else "no Host")
+        if fields.hosts != 1 and (fields.hosts or not first.http_1_0):
+            raise MalformedError("more than one Host" if fields.hosts else "no Host")
         if self.chunked and first.http_1_0:
             raise MalformedError("Transfer-Encoding in HTTP/1.0")
         if self.length is None and not self.chunked:
@@ -255,8 +326,15 @@ class ResponseHead(MessageHead):
     ``length`` is that of the body in bytes, None if it is chunked or ends with the connection.
     """
 
-    def __init__(self, first: StatusLine, method: str, fields: list[HeaderField]) -> None:
-        super().__init__(first.line, first.http_1_0, fields)
+    def __init__(
+        self,
+        first: StatusLine,
+        method: str,
+        fields: HeaderFields,
+        noted: tuple[HeaderField, ...],
+        length: int | None,
+    ) -> None:
+        super().__init__(first.line, first.http_1_0, fields, noted, length)
         self.status = status = first.status
         self.reason = first.reason
         if status < 200 or method == "HEAD" or status in STATUSES_WITHOUT_BODY:
@@ -275,21 +353,34 @@ class HeadParser:
 
     Each header is classified by its name in lower case. ``keyed`` are those whose value decides how
     the message is handled. ``noted`` are read from each message; they mostly differ, and are not
-    cached unless they are keyed, too. All others are ``passed`` on.
+    cached unless they are keyed, too. All others are ``passed`` on. Of the headers that frame a
+    message, only Content-Length may be noted alone.
+
+    The headers of whole heads are cached, too, by their text without the values of noted ones.
     """
 
     def __init__(self, keyed: Collection[str] = (), noted: Collection[str] = ()) -> None:
         self._handling = dict.fromkeys(keyed, _KEYED)
         for name in noted:
             self._handling[name] = self._handling.get(name, _PASSED) | _NOTED
+        alone = [name.encode() for name, each in self._handling.items() if each == _NOTED]
+        self._noted_names: tuple[bytes, ...] = tuple(alone)
         self._known: BoundedCache[bytes, HeaderField] = BoundedCache(CACHED_LINES)
         self._names: BoundedCache[bytes, _HeaderName] = BoundedCache(CACHED_LINES)
+        self._fields: BoundedCache[bytes, HeaderFields] = BoundedCache(_CACHED_FIELDS)
 
     def parse_request(self, head: bytes) -> RequestHead:
         """Parse the head of a request, including the empty line at its end.
 
         Raises MalformedError.
         """
+        text = b""
+        if (split := self._split(head)) is not None:
+            line, text, values = split
+            first, known = _request_lines.get(line), self._fields.get(text)
+            if known is not None and first is not None and not first.host:
+                noted = known.note(values)
+                return RequestHead(first, known, noted, known.length_in(noted), self)
         lines = _split_lines(head)
         line = lines[0]
         if (first := _request_lines.get(line)) is None:
@@ -302,20 +393,43 @@ class HeadParser:
                 raise _invalid_host(field.value)
         if first.host:
             self._replace_host(fields, first)
-        return RequestHead(first, fields, self)
+            text = b""
+        known = self._collect(fields, text)
+        return RequestHead(first, known, known.noted, known.length, self)
 
     def parse_response(self, head: bytes, method: str) -> ResponseHead:
         """Parse the head of a response to a request of this method.
 
         Raises MalformedError.
         """
+        text = b""
+        if (split := self._split(head)) is not None:
+            line, text, values = split
+            first, known = _status_lines.get(line), self._fields.get(text)
+            if known is not None and first is not None:
+                noted = known.note(values)
+                return ResponseHead(first, method, known, noted, known.length_in(noted))
         lines = _split_lines(head)
         line = lines[0]
         if (first := _status_lines.get(line)) is None:
             first = _parse_status_line(line)
             if len(line) <= _MAX_CACHED_LINE:
                 _status_lines.put(line, first)
-        return ResponseHead(first, method, self._parse_fields(lines))
+        known = self._collect(self._parse_fields(lines), text)
+        return ResponseHead(first, method, known, known.noted, known.length)
+
+    def _split(self, head: bytes) -> tuple[bytes, bytes, list[str | bytes]] | None:
+        """Return the first line of a head, and the text of its headers without noted values."""
+        if len(head) > MAX_CACHED_HEAD:
+            return None
+        return native.split_head(head, self._noted_names)
+
+    def _collect(self, fields: list[HeaderField], text: bytes) -> HeaderFields:
+        """Return the headers of a head; they are cached by a text that is not empty."""
+        collected = HeaderFields(fields)
+        if text and len(fields) <= _MAX_CACHED_FIELDS and not collected.has_invalid_host:
+            self._fields.put(text, collected)
+        return collected
 
     def _parse_fields(self, lines: list[bytes]) -> list[HeaderField]:
         known = self._known.recent
@@ -378,12 +492,8 @@ class HeadReader:
         """
         if not self.received:
             # Usually the head is complete. Large data after it is not copied.
-            is_small = len(data) <= MAX_CACHED_HEAD
-            start = bytes(data if is_small else data[:MAX_CACHED_HEAD])
-            end = start.find(_HEAD_END)
-            if end >= 0 and start[0] not in _HEAD_END:
-                end += len(_HEAD_END)
-                return start[:end], start[end:] if is_small else memoryview(data)[end:]
+            if (cut := native.cut_head(data, MAX_CACHED_HEAD)) is not None:
+                return cut
             data = bytes(data).lstrip(b"\r\n")  # RFC 9112, section 2.2
         before = len(self.received)
         received = self.received + data
@@ -527,7 +637,8 @@ def _meaning_of(lower: str, value: str) -> int:
     if lower == "content-length":
         if len(value) > _MAX_LENGTH_DIGITS:
             raise MalformedError(f"a Content-Length of {len(value)} characters")
-        if not (value.isascii() and value.isdigit()) or int(value) > _MAX_LENGTH:
+        is_number = value.isascii() and value.isdigit()
+        if not is_number or (len(value) == _MAX_LENGTH_DIGITS and int(value) > _MAX_LENGTH):
             raise MalformedError(f"invalid Content-Length: {value!r}")
         return _LENGTH
     if lower == "transfer-encoding":

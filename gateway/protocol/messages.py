@@ -203,7 +203,11 @@ class InferRequest:
         """Return the bytes of all data."""
         size = 0
         for part in self.tensors:
-            size += part if isinstance(part, int) else sum(map(len, part))
+            if isinstance(part, int):
+                size += part
+            else:
+                for chunk in part:
+                    size += len(chunk)
         return size
 
     @property

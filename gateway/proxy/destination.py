@@ -33,10 +33,11 @@ _MIN_OFFLOADED_BODY: Final = 192 * 1024
 _UNBOUNDED: Final = 2**63
 
 ResponsePlans = BoundedCache[
-    tuple[tuple[bytes, ...], tuple[object, ...], bool], tuple[Dialect, ResponsePlan]
+    tuple[tuple[bytes, ...], tuple[object, ...], bool, bool], tuple[Dialect, ResponsePlan]
 ]
-"""What becomes of responses, by their key, the encoding and whether they came over gRPC.
+"""What becomes of responses, by their key, the encoding, and two questions.
 
+These are whether they came over gRPC, and whether the client gets them in another form than V2's.
 The dialect is the one that decided it.
 """
 

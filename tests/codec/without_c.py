@@ -13,7 +13,15 @@ from gateway.codec.native import plain
 FUNCTIONS = (
     *("decode_strings", "decode_elements", "decode_text", "decode_base64"),
     *("decode_base64_elements", "encode_strings", "encode_base64", "encode_text"),
-    *("scan_numbers", "scan_strings", "find_string_end", "scan_array_values", "collect_marks"),
+    *(
+        "split_document",
+        "split_prediction",
+        "scan_numbers",
+        "scan_strings",
+        "find_string_end",
+        "scan_array_values",
+        "collect_marks",
+    ),
 )
 
 

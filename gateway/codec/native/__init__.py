@@ -6,7 +6,7 @@ Both give up on what they are not sure of: callers then go another way, which wo
 
 from __future__ import annotations
 
-VERSION = 3
+VERSION = 4
 """Counts changes of what the C module offers: an older one may lie beside newer sources."""
 
 try:
@@ -23,6 +23,8 @@ DATATYPE_CODES = {name: code for code, name in enumerate(_native.DATATYPES)}
 decode_numbers = _native.decode_numbers
 encode_numbers = _native.encode_numbers
 scan_numbers = _native.scan_numbers
+split_document = _native.split_document
+split_prediction = _native.split_prediction
 decode_strings = _native.decode_strings
 decode_elements = _native.decode_elements
 decode_text = _native.decode_text

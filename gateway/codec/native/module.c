@@ -43,9 +43,11 @@ static int
 add_functions(PyObject *module)
 {
     /* Of gateway/codec/native/__init__.py, which has this too. */
-    if (PyModule_AddIntConstant(module, "VERSION", 3) < 0)
+    if (PyModule_AddIntConstant(module, "VERSION", 4) < 0)
         return -1;
     if (PyModule_AddFunctions(module, number_functions) < 0)
+        return -1;
+    if (PyModule_AddFunctions(module, document_functions) < 0)
         return -1;
     return PyModule_AddFunctions(module, string_functions);
 }

@@ -112,6 +112,77 @@ def scan_numbers(
     )
 
 
+_MOST_ARRAYS = 256
+_DATA_ARRAY = re.compile(rb'"data"[ \t\r\n]*+:[ \t\r\n]*+\[')
+_STRINGS = re.compile(rb'[\[ \t\r\n]++"')
+"""How an array of strings begins."""
+_ID = re.compile(rb'"id"[ \t\r\n]*+:[ \t\r\n]*+"([ !#-\[\]-~]*)"')
+"""An id of ASCII characters without escapes."""
+_ID_KEY = re.compile(rb'"id"[ \t\r\n]*+:')
+
+
+def split_document(
+    text: bytes, most: int
+) -> tuple[bytes, str | None, int, list[tuple[bytes, bool]]] | None:
+    """Return a JSON text with placeholders for its arrays of data and an empty id, and the rest.
+
+    The rest is the id, None if it stays in the text, and its place; each array, and whether it is
+    nested. None if more than ``most`` bytes would be left, or any escape; if there are too many
+    arrays, or if it is not clear where one ends.
+    """
+    around: list[bytes] = []
+    arrays: list[tuple[bytes, bool]] = []
+    position = 0
+    while (key := _DATA_ARRAY.search(text, position)) is not None:
+        start = key.end() - 1
+        end, is_nested = _find_end(text, start)
+        if not end or len(arrays) == _MOST_ARRAYS:
+            return None
+        around += text[position : key.start()], b'"data":[%d]' % len(arrays)
+        arrays.append((text[start:end], is_nested))
+        position = end
+    common = b"".join((*around, text[position:]))
+    if len(common) > most or b"\\" in common:
+        return None
+    key = _ID_KEY.search(common)
+    found = None if key is None else _ID.match(common, key.start())
+    # Another key may be that of the request.
+    if found is None or _ID_KEY.search(common, found.end(1)) is not None:
+        return common, None, 0, arrays
+    return (
+        common[: found.start(1)] + common[found.end(1) :],
+        found[1].decode(),
+        found.start(1),
+        arrays,
+    )
+
+
+_PREDICTION = re.compile(
+    rb'[ \t\r\n]*+\{[ \t\r\n]*+"(instances|inputs)"[ \t\r\n]*+:[ \t\r\n]*+(\[.*\])'
+    rb"[ \t\r\n]*+\}[ \t\r\n]*+",
+    re.DOTALL,
+)
+
+
+def split_prediction(text: bytes) -> tuple[bool, bytes, bool] | None:
+    """Return whether the only key of a V1 request is instances, its array, and if that is nested.
+
+    Else the key is inputs. None for any other text. What is within the array is not checked.
+    """
+    if (found := _PREDICTION.fullmatch(text)) is None:
+        return None
+    return found[1] == b"instances", found[2], found[2].find(b"[", 1) >= 0
+
+
+def _find_end(text: bytes, start: int) -> tuple[int, bool]:
+    """Return where an array of numbers or strings ends, 0 if that is not clear; if it is nested."""
+    if _STRINGS.match(text, start):
+        end, _, _, depth, _, has_ended = scan_strings(memoryview(text)[start:], 0)
+        return (start + end if has_ended else 0), depth > 1
+    _, end, opened, *_ = scan_numbers(text, start, len(text))
+    return (start + end if end else 0), opened > 1
+
+
 _OTHERS = bytes(code not in b' \t\n\r"[],' for code in range(256))
 """1 for bytes that do not stand outside of strings in an array of strings."""
 

@@ -52,8 +52,8 @@ resized_or_none(PyObject *bytes, Py_ssize_t size)
     return bytes;
 }
 
-/* The functions of the module, from number_functions.c and string_functions.c. */
-extern PyMethodDef number_functions[], string_functions[];
+/* The functions of the module, from number_functions.c, string_functions.c, split_document.c. */
+extern PyMethodDef number_functions[], string_functions[], document_functions[];
 
 /* Add the types ThreadPool and Conversion to the module; -1 with an error set if that fails. */
 int add_thread_pool(PyObject *module);

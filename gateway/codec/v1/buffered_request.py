@@ -6,13 +6,13 @@ PredictRequestReader; for all others both give the same result.
 
 from __future__ import annotations
 
-import re
 from contextlib import closing
 from itertools import chain
-from typing import Any, Final
+from typing import Any
 
 import orjson
 
+from gateway.codec import native
 from gateway.codec.elements.decode import decode_numbers
 from gateway.codec.v1.request import PredictRequestReader
 from gateway.errors import GatewayError
@@ -22,10 +22,6 @@ from gateway.protocol.tensors import ModelMetadata
 from gateway.protocol.v1 import V1Format, V1ResponseLayout, check_shape
 from gateway.sizes import CACHED_DOCUMENTS, ENCODE_CHUNK
 from gateway.system.bounded_cache import cached
-
-_START: Final = re.compile(rb'[ \t\r\n]*\{[ \t\r\n]*"(instances|inputs)"[ \t\r\n]*:[ \t\r\n]*\[')
-_END: Final = re.compile(rb"\][ \t\r\n]*\}[ \t\r\n]*\Z")
-_FORMATS: Final = {form.value.encode(): form for form in V1Format}
 
 
 def read_prediction(
@@ -54,11 +50,10 @@ def read_prediction_fast(
 
     ``depth_cap`` limits its nesting. Returns None if PredictRequestReader is needed.
     """
-    start = _START.match(text)
-    end = text.rfind(b"]") + 1
-    if start is None or not _END.match(text, end - 1) or len(text) > ENCODE_CHUNK:
+    split = native.split_prediction(text) if len(text) <= ENCODE_CHUNK else None
+    if split is None:
         return None
-    array = text[start.end() - 1 : end]
+    is_rows, array, is_nested = split
     if len(model.inputs) != 1:
         return None
     (declared,) = model.inputs
@@ -69,9 +64,8 @@ def read_prediction_fast(
         data = decode_numbers(array, datatype)
         if not data:
             return None  # something is to be said about the numbers
-        is_flat = array.find(b"[", 1) < 0
-        shape = (len(data) // datatype.size,) if is_flat else _find_shape(orjson.loads(array))
-        layout = check_shape(model, declared, shape, _FORMATS[start[1]])
+        shape = _find_shape(orjson.loads(array)) if is_nested else (len(data) // datatype.size,)
+        layout = check_shape(model, declared, shape, V1Format.ROWS if is_rows else V1Format.COLUMNS)
     except (ValueError, GatewayError):
         return None
     if len(shape) >= depth_cap:

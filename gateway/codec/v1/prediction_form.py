@@ -43,8 +43,10 @@ class PredictionForm(ResponseForm):
         if not is_success(status):
             return ConvertedResponse(error_document(body[:cap], reason))
         converted = convert_body(body, plan)
+        header_size = plan.stated_size
         if converted is None:
-            header_size = response_header_length(headers, cap)
+            if header_size is None:
+                header_size = response_header_length(headers, cap)
         else:
             body, header_size = converted.body, converted.header_size
         if header_size is None:  # all outputs are empty

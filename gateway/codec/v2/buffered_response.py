@@ -68,7 +68,8 @@ class ResponsePlan:
     data may have ``header_cap`` bytes, and data that must be buffered ``body_cap``. ``check``
     refuses bodies without tensors; it is None for errors and redirects. Binary ones that are
     converted do without: the conversion checks all of them. ``is_coded`` tells that the body has a
-    content coding.
+    content coding. ``stated_size`` is the ``header_size`` of a binary response that passes
+    untouched, where that was read.
     """
 
     action: ResponseAction
@@ -79,6 +80,7 @@ class ResponsePlan:
     body_cap: int
     check: TensorCheck | None = None
     is_coded: bool = False
+    stated_size: int | None = None
 
     @property
     def policies_and_caps(self) -> tuple[JsonPolicies, int, int]:

@@ -9,18 +9,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import replace
 from typing import Final, Literal
-
-import orjson
 
 from gateway.codec import native
 from gateway.codec.elements.decode import TensorDecoder, decode_numbers, decode_strings
 from gateway.codec.json.array_scanner import max_depth
 from gateway.codec.json.body_checks import check_header_end
 from gateway.codec.json.data_extractor import placeholder
-from gateway.codec.json.text_search import contains, has_data_key, split_id
+from gateway.codec.json.text_search import has_data_key
 from gateway.codec.offload_interface import Offloader
 from gateway.codec.v2.json_reader import JsonMessageReader
 from gateway.errors import GatewayError
@@ -56,20 +53,10 @@ MAX_FAST_REQUEST: Final = 256 * 1024
 _MAX_OBJECTS: Final = 64
 """Each may be a tensor, which takes some 20 us, however short its text."""
 
-_MAX_ARRAYS: Final = 256
-
-_DATA_ARRAY: Final = re.compile(rb'"data"[ \t\r\n]*+:[ \t\r\n]*+\[')
 _KEYS: Final = {
     name: re.compile(rb'"%b"[ \t\r\n]*+:' % name.encode()) for name in ("data", "datatype")
 }
 """Keys in a text without escapes, where no string contains a quote."""
-
-_PLACEHOLDERS: Final = [
-    b'"data":' + orjson.dumps(placeholder(number)) for number in range(_MAX_ARRAYS)
-]
-
-_STRINGS: Final = re.compile(rb'[\[ \t\r\n]++"')
-"""How an array of strings begins."""
 
 
 class InferRequestReader(JsonMessageReader):
@@ -154,21 +141,27 @@ def read_without_data(
     Most binary requests have the header of one before but for the id; its request is cached. Raises
     GatewayError (400).
     """
-    # Escapes could hide the key.
-    if has_data_key(text) or contains(text, b"\\"):
-        return None
-    common, request_id = split_id(text)
+    split = native.split_document(text, len(text))
+    if split is None or split[3]:
+        return None  # escapes could hide a key
+    common, request_id = split[:2]
     if request_id:
-        with suppress(GatewayError):  # an error quotes the text as it came
+        try:
             request = _read_without_data(common, depth_cap, tensor_cap)
-            if request.id == "":
-                own_text = text if request.text else b""
-                return InferRequest(request.head, request_id, request.tensors, own_text)
-    return _read_without_data(text, depth_cap, tensor_cap)
+        except GatewayError:
+            request = None  # an error quotes the text as it came
+        if request and request.id == "":
+            own_text = text if request.text else b""
+            return InferRequest(request.head, request_id, request.tensors, own_text)
+    return _read_without_data(text, depth_cap, tensor_cap) or None
 
 
 @cached(CACHED_DOCUMENTS)
-def _read_without_data(text: bytes, depth_cap: int, tensor_cap: int) -> InferRequest:
+def _read_without_data(
+    text: bytes, depth_cap: int, tensor_cap: int
+) -> InferRequest | Literal[False]:
+    if has_data_key(text):
+        return False
     reader = InferRequestReader(len(text), depth_cap, tensor_cap=tensor_cap)
     reader.feed(text, last=True)
     return reader.finish()
@@ -236,17 +229,15 @@ def read_json_fast(
 
     Returns None if InferRequestReader is needed.
     """
-    extracted = _extract_arrays(text)
-    if extracted is None:
+    split = native.split_document(text, MAX_CACHED_DOCUMENT)
+    if split is None:
         return None
-    surroundings, arrays = extracted
-    if len(surroundings) > MAX_CACHED_DOCUMENT or contains(surroundings, b"\\"):
-        return None  # escapes could hide a key, and with it data that would be cached
-    common, request_id = split_id(surroundings)
+    common, request_id, place, arrays = split
     parsed = _cached_parse(common, len(arrays), depth_cap, tensor_cap)
     if request_id is not None and (not parsed or parsed.id is None):
         # The id is not that of the request.
-        parsed, request_id = _cached_parse(surroundings, len(arrays), depth_cap, tensor_cap), None
+        whole = b"".join((common[:place], request_id.encode(), common[place:]))
+        parsed, request_id = _cached_parse(whole, len(arrays), depth_cap, tensor_cap), None
     if not parsed:
         return None
     head, has_strings = parsed.head, False
@@ -254,42 +245,14 @@ def read_json_fast(
     try:
         for tensor in head.inputs:
             if tensor.base64 is not None:  # it has JSON data
-                tensors.append((_pack(tensor, arrays[len(tensors)], depth_cap),))
+                array, is_nested = arrays[len(tensors)]
+                tensors.append((_pack(tensor, array, is_nested, depth_cap),))
                 has_strings = has_strings or tensor.binary_size is None
     except ValueError:
         return None  # an invalid element, or a number of elements that does not match the shape
     if has_strings:
         head = _with_sizes(head, tensors)
     return InferRequest(head, parsed.id if request_id is None else request_id, tuple(tensors))
-
-
-def _extract_arrays(text: bytes) -> tuple[bytes, list[bytes]] | None:
-    """Return the request with placeholders, and the arrays that they replace.
-
-    None if they are too many, or if it is not clear where one ends.
-    """
-    surroundings: list[bytes] = []
-    arrays: list[bytes] = []
-    position = 0
-    while (key := _DATA_ARRAY.search(text, position)) is not None:
-        opening = key.end() - 1
-        close = _end_of_array(text, opening)
-        if not close or len(arrays) == _MAX_ARRAYS:
-            return None
-        surroundings += text[position : key.start()], _PLACEHOLDERS[len(arrays)]
-        arrays.append(text[opening:close])
-        position = close
-    surroundings.append(text[position:])
-    return b"".join(surroundings), arrays
-
-
-def _end_of_array(text: bytes, start: int) -> int:
-    """Return where an array of numbers or strings ends; 0 if that is not clear."""
-    if _STRINGS.match(text, start):
-        position, *_, has_ended = native.scan_strings(memoryview(text)[start:], 0)
-        return start + position if has_ended else 0
-    close = native.scan_numbers(text, start, len(text))[1]
-    return start + close if close else 0
 
 
 def _with_sizes(head: InferRequestHead, tensors: list[tuple[bytes]]) -> InferRequestHead:
@@ -301,9 +264,8 @@ def _with_sizes(head: InferRequestHead, tensors: list[tuple[bytes]]) -> InferReq
     return replace(head, inputs=tuple(inputs), written={})
 
 
-def _pack(tensor: InputTensor, array: bytes, depth_cap: int) -> bytes:
+def _pack(tensor: InputTensor, array: bytes, is_nested: bool, depth_cap: int) -> bytes:
     """Return the bytes of an array; raises ValueError if there is anything to be said about it."""
-    is_nested = array.find(b"[", 1) > 0
     if tensor.binary_size is not None:
         if is_nested and max_depth(array) > depth_cap:
             raise ValueError("nested too deep")

@@ -8,16 +8,17 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import Final
+from typing import Final, Literal
 
 import orjson
 
+from gateway.codec import native
 from gateway.codec.elements.decode import TensorDecoder
 from gateway.codec.elements.encode import make_tensor_encoder
 from gateway.codec.json.array_scanner import ElementRun, StringPart
 from gateway.codec.json.data_extractor import Event
 from gateway.codec.json.parse_cost import estimate_parsed_size
-from gateway.codec.json.text_search import contains, has_data_key, split_id
+from gateway.codec.json.text_search import has_data_key
 from gateway.codec.policies import DEFAULT_POLICIES, BytesEncoding, JsonPolicies
 from gateway.codec.v2.json_reader import ElementSink, JsonMessageReader
 from gateway.codec.v2.json_writer import TensorPiece, TensorSplitter
@@ -193,20 +194,24 @@ def read_without_data(header: bytes) -> InferResponse | None:
     Most responses of a model have the header of one before but for the id; it is cached. Raises
     GatewayError (502).
     """
-    # Escapes could hide the key.
-    if has_data_key(header) or contains(header, b"\\"):
-        return None
-    common, response_id = split_id(header)
+    split = native.split_document(header, len(header))
+    if split is None or split[3]:
+        return None  # escapes could hide a key
+    common, response_id = split[:2]
     if response_id:
-        with suppress(GatewayError):  # an error quotes the text as it came
+        try:
             response = _read_without_data(common)
-            if response.id == "":
-                return InferResponse(response.head, response_id)
-    return _read_without_data(header)
+        except GatewayError:
+            response = None  # an error quotes the text as it came
+        if response and response.id == "":
+            return InferResponse(response.head, response_id)
+    return _read_without_data(header) or None
 
 
 @cached(CACHED_DOCUMENTS)
-def _read_without_data(header: bytes) -> InferResponse:
+def _read_without_data(header: bytes) -> InferResponse | Literal[False]:
+    if has_data_key(header):
+        return False
     fields = parse_response_header(header)
     return _response(fields, read_outputs(fields))
 

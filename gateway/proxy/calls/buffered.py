@@ -139,7 +139,9 @@ class BufferedCall:
         body = request.body
         assert isinstance(body, (list, tuple))
         self._body: Sequence[bytes | memoryview] = body
-        self._size = sum(map(len, body))
+        self._size = 0
+        for piece in body:
+            self._size += len(piece)
         self._began = began
         self._holds_slots = True
         self._reserved = 0

@@ -32,7 +32,12 @@ from gateway.protocol.grpc.headers import TIMEOUT
 from gateway.protocol.messages import InferRequest, InferRequestHead
 from gateway.protocol.operations import infer_path
 from gateway.protocol.request_header import header_length
-from gateway.protocol.response_header import ResponseAction, reads_response
+from gateway.protocol.response_header import (
+    ResponseAction,
+    is_success,
+    reads_response,
+    response_header_length,
+)
 from gateway.protocol.tensors import ModelMetadata
 from gateway.protocol.v1 import error_document
 from gateway.proxy.admission.memory_budget import Reservation
@@ -90,6 +95,7 @@ from gateway.upstream.metadata_cache import UpstreamResponseError
 from gateway.upstream.shared_memory import NOT_SHARED
 from gateway.upstream.transport import Body, HeaderLines, RequestTemplate
 
+_NO_HEADERS: Final = CIMultiDictProxy(CIMultiDict[str]())
 _MAX_CACHED_OUTPUTS: Final = 32
 """Outputs that a request may list if what becomes of its responses is cached."""
 
@@ -360,12 +366,17 @@ class InferHandler(BufferedHandler):
         encoding = request.output_encoding
         dialect = destination.upstream.dialect
         is_cached = len(encoding.binary_by_output) <= _MAX_CACHED_OUTPUTS
-        key = head.key, encoding.key, request.is_grpc
+        in_form = request.response_form is not None
+        key = head.key, encoding.key, request.is_grpc, in_form
         cached = destination.response_plans.get(key) if is_cached else None
         if cached is not None and cached[0] is dialect:
             return cached[1]
         served = destination.over_grpc() if request.is_grpc else destination
         plan = plan_response(head.status, head.headers, encoding, served)
+        is_passed = plan.action is ResponseAction.UNTOUCHED and is_success(head.status)
+        if in_form and is_passed and not plan.is_coded:
+            stated_size = response_header_length(head.headers, plan.header_cap)
+            plan = replace(plan, stated_size=stated_size)
         if is_cached:
             destination.response_plans.put(key, (dialect, plan))
         return plan
@@ -418,7 +429,9 @@ def convert_whole(
     form = request.response_form
     if form is None:
         return convert_body(body, plan)
-    return form.convert(head.status, head.reason, head.headers, body, plan)
+    # Headers by name are made for each head; a form needs them for the size alone.
+    headers = head.headers if plan.stated_size is None else _NO_HEADERS
+    return form.convert(head.status, head.reason, headers, body, plan)
 
 
 def _header_length_line(size: int) -> bytes:

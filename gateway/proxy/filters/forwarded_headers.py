@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import secrets
 from dataclasses import dataclass
 from ipaddress import IPv4Network, IPv6Network, ip_address
@@ -45,8 +44,10 @@ _unused_ids: list[str] = []
 # Two processes must not use the same ids.
 os.register_at_fork(after_in_child=_unused_ids.clear)
 
-# Fits between spaces in a log line.
-_VALID_ID: Final = re.compile(r"[!-~]{1,128}")
+_MAX_ID: Final = 128
+"""Maximum characters of a client's request id."""
+_ID_CHARACTERS: Final = bytes(range(ord("!"), ord("~") + 1))
+"""They fit between spaces in a log line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,7 +217,9 @@ def _new_id() -> str:
 
 def _valid_id(given: list[str]) -> str | None:
     """Return the client's own request id, if there is one that can be logged."""
-    return given[0] if len(given) == 1 and _VALID_ID.fullmatch(given[0]) else None
+    if len(given) != 1 or not 0 < len(given[0]) <= _MAX_ID or not given[0].isascii():
+        return None
+    return None if given[0].encode().translate(None, _ID_CHARACTERS) else given[0]
 
 
 def _encode(headers: HeaderLines) -> bytes:

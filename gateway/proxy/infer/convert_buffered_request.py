@@ -166,7 +166,8 @@ def cached_metadata(operation: Operation, destination: Destination) -> ModelMeta
     metadata = upstream.metadata.cached(name, operation.version, upstream.dialect.has_config)
     if metadata is None:
         return None
-    return complete_metadata(metadata, destination.declared_models.get(name))
+    declared = destination.declared_models.get(name)
+    return metadata if declared is None else complete_metadata(metadata, declared)
 
 
 def cached_outputs_to_list(

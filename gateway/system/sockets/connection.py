@@ -386,7 +386,10 @@ class Connection(asyncio.BufferedProtocol, ABC):
         if self._write_buffer:
             pieces = (self._write_buffer, *pieces)
             self._write_buffer = b""
-        if sum(map(len, pieces)) <= MAX_COALESCED_WRITE:
+        size = 0
+        for piece in pieces:  # compiled, a fifth of the time of sum(map())
+            size += len(piece)
+        if size <= MAX_COALESCED_WRITE:
             self.transport.write(b"".join(pieces))
         else:
             self.transport.writelines(pieces)

@@ -1,4 +1,4 @@
-"""A program that runs tests of the C module with one that is built with sanitizers.
+"""A program that runs tests of a C module with one that is built with sanitizers.
 
 Its arguments: the module, and those of pytest. Data are passed in memory that ends where they end,
 so that each byte read beyond them is found. They begin anywhere in it, and so may be unaligned.
@@ -12,10 +12,14 @@ from collections.abc import Callable
 from importlib.machinery import ExtensionFileLoader
 from importlib.util import module_from_spec, spec_from_file_location
 from itertools import count
+from pathlib import Path
 from types import BuiltinFunctionType, ModuleType
 from typing import Any
 
 import pytest
+
+PACKAGES = {"_native": "gateway.codec.native", "_heads": "gateway.http1.native"}
+"""The package of each C module."""
 
 _libc = ctypes.CDLL(None)
 _libc.malloc.restype = ctypes.c_void_p
@@ -24,9 +28,9 @@ _libc.free.argtypes = [ctypes.c_void_p]
 _calls = count()
 
 
-def load(path: str) -> ModuleType:
+def load(path: str, name: str) -> ModuleType:
     """Load the module from a file."""
-    spec = spec_from_file_location("_native", path, loader=ExtensionFileLoader("_native", path))
+    spec = spec_from_file_location(name, path, loader=ExtensionFileLoader(name, path))
     assert spec is not None
     assert spec.loader is not None
     module = module_from_spec(spec)
@@ -54,11 +58,12 @@ def within_bounds(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def main(path: str, *arguments: str) -> int:
-    native, checked = load(path), ModuleType("_native")
-    for name, each in vars(native).items():
-        has_data = isinstance(each, BuiltinFunctionType) and name != "scan_numbers"
-        setattr(checked, name, within_bounds(each) if has_data else each)
-    sys.modules["gateway.codec.native._native"] = checked
+    name = Path(path).name.partition(".")[0]
+    native, checked = load(path, name), ModuleType(name)
+    for key, each in vars(native).items():
+        has_data = isinstance(each, BuiltinFunctionType) and key != "scan_numbers"
+        setattr(checked, key, within_bounds(each) if has_data else each)
+    sys.modules[f"{PACKAGES[name]}.{name}"] = checked
     return pytest.main([*arguments, "-qxs", "-p", "no:cacheprovider"])
 
 

@@ -1,4 +1,4 @@
-"""The tests of the C module pass where each access out of bounds ends the process."""
+"""The tests of the C modules pass where each access out of bounds ends the process."""
 
 from __future__ import annotations
 
@@ -39,6 +39,7 @@ def objects(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 ROOT = Path(__file__).parents[3]
 SOURCES = ROOT / "gateway" / "codec" / "native"
+HEADS = ROOT / "gateway" / "http1" / "native"
 
 _INCLUDE = re.compile(r'^ *# *include "(.+)"', re.MULTILINE)
 
@@ -52,19 +53,22 @@ class NoSanitizerError(Exception):
     """This machine lacks a compiler, Python's headers or the sanitizers; the text says which."""
 
 
-def build(folder: Path, objects: Path, right: str = "", wrong: str = "") -> Path:
-    """Compile the C module, with one part of its sources changed; raises NoSanitizerError.
+def build(
+    folder: Path, objects: Path, right: str = "", wrong: str = "", package: Path = SOURCES
+) -> Path:
+    """Compile a C module, with one part of its sources changed; raises NoSanitizerError.
 
     What was compiled is kept in ``objects``, by its source and headers: a changed module shares
     most with the others.
     """
-    sources = {path.name: path.read_text() for path in SOURCES.glob("*.[ch]")}
+    sources = {path.name: path.read_text() for path in package.glob("*.[ch]")}
     assert not right or sum(text.count(right) for text in sources.values()) == 1
     if right:
         sources = {name: text.replace(right, wrong) for name, text in sources.items()}
     for name, text in {**sources, "powers_of_ten.h": _powers_of_ten()}.items():
         (folder / name).write_text(text)
-    module = folder / f"_native{sysconfig.get_config_var('EXT_SUFFIX')}"
+    name = "_native" if package == SOURCES else "_heads"
+    module = folder / f"{name}{sysconfig.get_config_var('EXT_SUFFIX')}"
     command = [_compiler(), *_FLAGS, "-fPIC"]
     include = ["-I", str(folder), "-I", sysconfig.get_path("include")]
     built = []
@@ -233,3 +237,8 @@ def test_planted_defect_is_found(
     done = run_tests(build(tmp_path, objects, right, wrong), tests)
     assert done.returncode != 0
     assert expected in done.stdout + done.stderr
+
+
+def test_c_module_of_heads_stays_within_bounds(tmp_path: Path, objects: Path) -> None:
+    done = run_tests(build(tmp_path, objects, package=HEADS), "tests/http1/test_repeated_heads.py")
+    assert done.returncode == 0, done.stdout + done.stderr

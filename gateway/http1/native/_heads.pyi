@@ -1,0 +1,6 @@
+VERSION: int
+
+def cut_head(data: bytes | memoryview, most: int, /) -> tuple[bytes, bytes | memoryview] | None: ...
+def split_head(
+    head: bytes | memoryview, names: tuple[bytes, ...], /
+) -> tuple[bytes, bytes, list[str | bytes]] | None: ...
