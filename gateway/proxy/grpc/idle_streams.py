@@ -56,7 +56,7 @@ class IdleStreamCheck(WrappedResponse):
         """Write a part of the body, and count the messages that end in it."""
         if self._reader is not None:
             try:
-                self._responses += sum([part.ends for part in self._reader.feed(data)])
+                self._responses += self._reader.count_ended(data)
             except GatewayError:
                 self._reader = None  # no messages, so it is not known what is in flight
         await super().write(data)

@@ -257,7 +257,8 @@ async def wrap_streamed(chunks: Chunks) -> Chunks:
     """
     reader = MessageReader(MAX_MESSAGE, "protobuf's limit", RESPONSE)
     async for chunk in chunks:
-        for piece in reader.feed(chunk):
+        reader.feed(chunk)
+        while (piece := reader.next_piece()) is not None:
             if piece.begins:
                 if piece.is_compressed:
                     raise bad_response(f"{RESPONSE.name} is compressed, which was not asked for")
@@ -369,7 +370,8 @@ async def end_at_first_error(chunks: Chunks) -> Chunks:
     held = bytearray()
     is_known = False
     async for chunk in chunks:
-        for piece in reader.feed(chunk):
+        reader.feed(chunk)
+        while (piece := reader.next_piece()) is not None:
             if piece.begins:
                 held.clear()
                 is_known = False
