@@ -59,7 +59,7 @@ class IdleStreamCheck(WrappedResponse):
                 self._responses += self._reader.count_ended(data)
             except GatewayError:
                 self._reader = None  # no messages, so it is not known what is in flight
-        await super().write(data)
+        await self._response.write(data)
 
     def _check(self) -> None:
         now, request = self._loop.time(), self._request

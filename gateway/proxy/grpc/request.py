@@ -172,7 +172,8 @@ class GrpcRequest(ClientRequest):
 
     async def read_within(self, deadline: Deadline) -> bytes | memoryview:
         """Read as ``read`` does, with the client expected; see ClientRequest."""
-        deadline.expect_client()
+        if self._ready:
+            deadline.expect_client()
         return await self._read(deadline)
 
     async def _read(self, deadline: Deadline | None) -> bytes | memoryview:
@@ -214,6 +215,11 @@ class GrpcRequest(ClientRequest):
                 await self._next_slice()
             if self._check_model is None and self._knows_model():
                 return
+
+    @property
+    def has_marked(self) -> bool:
+        """Whether ``take_marked`` has something to tell."""
+        return bool(self._marked) or self._marked_error is not None
 
     def take_marked(self) -> list[MarkedOutputs]:
         """Return what messages that ended since the last call may want to be classified.
