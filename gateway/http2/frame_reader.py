@@ -21,7 +21,10 @@ MAX_CONTROL_PAYLOAD: Final = 16 * 1024
 """Maximum bytes of SETTINGS or GOAWAY, however large frames may be."""
 
 _MAX_COPY: Final = 16 * 1024
-"""Data of at most so many bytes are copied: a small view would pin a large read buffer."""
+"""Data of a small read are copied if they have at most so many bytes."""
+_MAX_COPY_OF_VIEW: Final = 1024
+"""The same for a large read, of which a view costs less. Whoever keeps a small view for longer than
+the frames of a read are processed has to copy it: it pins the whole buffer."""
 
 _NAMES: Final = (
     *("DATA", "HEADERS", "PRIORITY", "RST_STREAM", "SETTINGS", "PUSH_PROMISE", "PING", "GOAWAY"),
@@ -57,6 +60,7 @@ class FrameReader:
         self.max_frame_size = max_frame_size
         self._received: bytes | memoryview = b""
         self._start = self._end = 0
+        self._max_copy = _MAX_COPY
         self._partial = bytearray()
         self._next = _HEADER
         # The current frame.
@@ -94,6 +98,7 @@ class FrameReader:
             data = b"".join([self._received[self._start :], data])
         self._received = data
         self._start, self._end = 0, len(data)
+        self._max_copy = _MAX_COPY if isinstance(data, bytes) else _MAX_COPY_OF_VIEW
 
     def _forget_received(self) -> None:
         self._received = b""  # a view would pin its slab
@@ -249,7 +254,7 @@ class FrameReader:
             return None
         count = min(available, self._left)
         data: bytes | memoryview
-        if count > _MAX_COPY:
+        if count > self._max_copy:
             data = memoryview(self._received)[start : start + count]
         else:
             data = self._copy(start + count)

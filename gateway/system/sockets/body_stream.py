@@ -60,6 +60,8 @@ class BodyStream:
             joined += data
             pieces.append(joined)
         else:
+            if len(data) <= _SMALL_PIECE and not isinstance(data, bytes):
+                data = bytes(data)  # a small view would pin a large read buffer
             pieces.append(data)
         self._count(max(len(pieces[-1]), _MIN_PIECE_COST))
         self.progress.receive(len(data), self.reserved.progress)
