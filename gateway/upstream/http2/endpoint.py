@@ -12,6 +12,7 @@ from gateway.errors import ErrorKind, GatewayError
 from gateway.http1.deferrals import DEFER_TIMEOUT
 from gateway.http1.head import MAX_CACHED_HEAD, HeadParser, MalformedError, ResponseHead
 from gateway.http2.hpack import NOT_INDEXED, Header, HeaderList
+from gateway.http2.session import STREAM_WINDOW
 from gateway.protocol.grpc.framing import PREFIX_SIZE, first_message_size
 from gateway.sizes import CACHED_HEADS, CACHED_LINES
 from gateway.system.bounded_cache import BoundedCache
@@ -77,6 +78,8 @@ class Http2Endpoint(ServerEndpoint):
             CACHED_HEADS
         )
         self.connections = ServerConnections(self._connect, options.idle_timeout, max_connections)
+        self.responds_large = False
+        """Whether the last response was larger than a stream's first window, as its start told."""
         self._drained = drained
         self.drain_counters = None if drained is None else drained.counters
 
@@ -260,6 +263,7 @@ class Http2Exchange(Exchange):
     def _expect(self, stream: ServerStream) -> None:
         """Wait for a body that fits into a window: gRPC tells the size that it begins with."""
         size = first_message_size(stream.start(PREFIX_SIZE))
+        self._endpoint.responds_large = size > STREAM_WINDOW
         if size > _MAX_COMPLETE:
             is_held = size <= stream.session.buffers.account.window and self._passes_untouched
             self._max_held = size if is_held else 0
@@ -287,6 +291,8 @@ class Http2Exchange(Exchange):
             body = self._buffered
             size = sum(map(len, body))
             stream.send_headers(self._fields, end_stream=not size)
+            if self._endpoint.responds_large:
+                stream.open_window()  # else the server waits for it
             if not size or (size <= WRITE_CHUNK and stream.try_send(body, size)):
                 return
         else:
