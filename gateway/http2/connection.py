@@ -29,8 +29,6 @@ _MAX_REASON: Final = 200
 _UNLIMITED: Final = 2**31 - 1
 _ERROR_CODES: Final = {int(code): code for code in ErrorCode}
 _HEAD: Final = (b":method", b"HEAD")
-_PSEUDO_HEADERS: Final = 4
-"""Those of a request, which come first."""
 
 
 class _Guard:
@@ -575,13 +573,16 @@ class Http2Connection:
         fields: tuple[Header, ...],
         end_stream: bool,
     ) -> None:
-        """Send the headers or the trailers of a message, with names in lower case."""
+        """Send the headers or the trailers of a message, with names in lower case.
+
+        Those of a request begin with its method.
+        """
         with self._guard:
             if stream.is_reset or stream.sent_end:
                 return
             if not stream.sent_headers:
                 stream.sent_headers = True
-                stream.is_head = self._is_client and _HEAD in fields[:_PSEUDO_HEADERS]
+                stream.is_head = self._is_client and fields[0] == _HEAD
             block = self._encoder.encode(fields)
             self.output.append(
                 frames.encode_headers(stream.id, block, end_stream, self._max_send_frame)

@@ -21,7 +21,10 @@ MAX_CONTROL_PAYLOAD: Final = 16 * 1024
 """Maximum bytes of SETTINGS or GOAWAY, however large frames may be."""
 
 _MAX_COPY: Final = 16 * 1024
-"""Data of at most so many bytes are copied: a small view would pin a large read buffer."""
+"""Data of a small read are copied if they have at most so many bytes."""
+_MAX_COPY_OF_VIEW: Final = 1024
+"""The same for a large read, of which a view costs less. Whoever keeps a small view for longer than
+the frames of a read are processed has to copy it: it pins the whole buffer."""
 
 _NAMES: Final = (
     *("DATA", "HEADERS", "PRIORITY", "RST_STREAM", "SETTINGS", "PUSH_PROMISE", "PING", "GOAWAY"),
@@ -56,7 +59,8 @@ class FrameReader:
     def __init__(self, max_frame_size: int = frames.MIN_MAX_FRAME_SIZE) -> None:
         self.max_frame_size = max_frame_size
         self._received: bytes | memoryview = b""
-        self._start = 0
+        self._start = self._end = 0
+        self._max_copy = _MAX_COPY
         self._partial = bytearray()
         self._next = _HEADER
         # The current frame.
@@ -79,21 +83,26 @@ class FrameReader:
     @property
     def unread(self) -> int:
         """The bytes that were fed and not read yet; 0 once ``next_frame`` has returned None."""
-        return len(self._received) - self._start
+        return self._end - self._start
 
     def drop(self) -> None:
         """Drop all that was fed, and not made into a frame yet."""
-        self._received, self._start = b"", 0
+        self._forget_received()
         self._partial = bytearray()
         self._fragments = []
         self._block_size = 0
 
     def feed(self, data: bytes | memoryview) -> None:
         """Add received data."""
-        if self._start < len(self._received):
+        if self._start < self._end:
             data = b"".join([self._received[self._start :], data])
         self._received = data
-        self._start = 0
+        self._start, self._end = 0, len(data)
+        self._max_copy = _MAX_COPY if isinstance(data, bytes) else _MAX_COPY_OF_VIEW
+
+    def _forget_received(self) -> None:
+        self._received = b""  # a view would pin its slab
+        self._start = self._end = 0
 
     def next_frame(self) -> frames.Frame | None:
         """Return the next frame, None if it is not complete.
@@ -102,7 +111,7 @@ class FrameReader:
         """
         frame = self._read_frame()
         if frame is None:
-            self._received, self._start = b"", 0  # a view would pin its slab
+            self._forget_received()
         return frame
 
     def _read_frame(self) -> frames.Frame | None:
@@ -129,20 +138,26 @@ class FrameReader:
         """Return the next bytes, None while they are not complete."""
         partial = self._partial
         end = self._start + size - len(partial)
-        if end > len(self._received):
+        if end > self._end:
             partial += self._received[self._start :]
-            self._start = len(self._received)
+            self._start = self._end
             return None
-        taken = bytes(self._received[self._start : end])
-        self._start = end
+        taken = self._copy(end)
         if partial:
             taken = bytes(partial) + taken
             self._partial = bytearray()
         return taken
 
+    def _copy(self, end: int) -> bytes:
+        """Return what was received up to ``end``, and go on from there."""
+        received, start = self._received, self._start
+        self._start = end
+        # A slice of what is known to be bytes is made without a call of the interpreter.
+        return received[start:end] if isinstance(received, bytes) else bytes(received[start:end])
+
     def _skip(self) -> bool:
         """Drop the rest of a frame as it arrives; return whether that was all."""
-        count = min(self._left, len(self._received) - self._start)
+        count = min(self._left, self._end - self._start)
         self._start += count
         self._left -= count
         if self._left:
@@ -152,17 +167,12 @@ class FrameReader:
 
     def _read_header(self) -> bool:
         """Read and check the header of a frame; return whether it was complete."""
-        if not self._partial and len(self._received) - self._start >= frames.FRAME_HEADER_SIZE:
-            header = frames.FRAME_HEADER.unpack_from(self._received, self._start)
-            self._start += frames.FRAME_HEADER_SIZE
-        else:
-            taken = self._take(frames.FRAME_HEADER_SIZE)
-            if taken is None:
-                return False
-            header = frames.FRAME_HEADER.unpack(taken)
-        high, low, kind, flags, word = header
-        length: int = high << 16 | low
-        stream_id: int = word & _STREAM_BITS
+        header = self._take(frames.FRAME_HEADER_SIZE)
+        if header is None:
+            return False
+        length = header[0] << 16 | header[1] << 8 | header[2]
+        kind, flags = header[3], header[4]
+        stream_id = _word(header, 5) & _STREAM_BITS
         self._left = length
         self._kind = kind
         self._flags = flags
@@ -224,9 +234,9 @@ class FrameReader:
 
     def _read_pad_length(self) -> bool:
         """Read the length of the padding of DATA: section 6.1."""
-        if self._start == len(self._received):
+        if self._start == self._end:
             return False
-        padding = self._received[self._start]
+        padding: int = self._received[self._start]
         self._start += 1
         self._left -= 1 + padding
         if self._left < 0:
@@ -239,16 +249,15 @@ class FrameReader:
     def _read_data(self) -> frames.DataFrame | None:
         """Return what has come of the data and the padding of DATA: section 6.1."""
         start = self._start
-        available = len(self._received) - start
+        available = self._end - start
         if not available and self._left + self._padding_left:
             return None
         count = min(available, self._left)
-        received = self._received
-        if count > _MAX_COPY:
-            received = memoryview(received)
-        data = received[start : start + count]
-        if count <= _MAX_COPY:
-            data = bytes(data)
+        data: bytes | memoryview
+        if count > self._max_copy:
+            data = memoryview(self._received)[start : start + count]
+        else:
+            data = self._copy(start + count)
         self._left -= count
         padding = 0 if self._left else min(available - count, self._padding_left)
         self._padding_left -= padding
@@ -271,17 +280,17 @@ class FrameReader:
         if kind == frames.WINDOW_UPDATE:
             return self._parse_window_update(payload)
         if kind == frames.RST_STREAM:
-            return frames.RstStreamFrame(self._stream_id, frames.WORD.unpack(payload)[0])
+            return frames.RstStreamFrame(self._stream_id, _word(payload, 0))
         if kind == frames.SETTINGS:
             return self._parse_settings(payload)
         if kind == frames.PING:
             return frames.PingFrame(self._flags & frames.ACK != 0, payload)
         if kind == frames.GOAWAY:
-            if len(payload) < frames.TWO_WORDS.size:
+            if len(payload) < 2 * frames.WORD_SIZE:
                 raise _too_short(kind)  # section 6.8
-            last, code = frames.TWO_WORDS.unpack_from(payload)
-            return frames.GoAwayFrame(last & _STREAM_BITS, code, payload[frames.TWO_WORDS.size :])
-        if frames.WORD.unpack_from(payload)[0] & _STREAM_BITS == self._stream_id:
+            last, code = _word(payload, 0) & _STREAM_BITS, _word(payload, 4)
+            return frames.GoAwayFrame(last, code, payload[2 * frames.WORD_SIZE :])
+        if _word(payload, 0) & _STREAM_BITS == self._stream_id:
             # RFC 7540, section 5.3.1.
             raise protocol_error("a stream that depends on itself", self._stream_id)
         return frames.Frame(self._stream_id)
@@ -296,9 +305,7 @@ class FrameReader:
         end = len(payload) - (payload[0] if start else 0)
         if end < begin:
             raise protocol_error("padding longer than its frame")
-        depends_on = (
-            frames.WORD.unpack_from(payload, start)[0] & _STREAM_BITS if begin > start else 0
-        )
+        depends_on = _word(payload, start) & _STREAM_BITS if begin > start else 0
         self._open = frames.HeadersFrame(
             self._stream_id,
             flags & frames.END_STREAM != 0,
@@ -321,7 +328,7 @@ class FrameReader:
         return frame
 
     def _parse_window_update(self, payload: bytes) -> frames.WindowUpdateFrame:
-        increment = frames.WORD.unpack(payload)[0] & _STREAM_BITS
+        increment = _word(payload, 0) & _STREAM_BITS
         if not increment:
             # Section 6.9: an error of the stream, or of the connection for stream 0.
             raise protocol_error("WINDOW_UPDATE by zero bytes", self._stream_id)
@@ -337,6 +344,12 @@ class FrameReader:
         for identifier, value in values:
             _check_setting(identifier, value)
         return frames.SettingsFrame(ack, values)
+
+
+def _word(data: bytes, start: int) -> int:
+    """Return the number of 4 bytes that begins there."""
+    high = data[start] << 8 | data[start + 1]
+    return high << 16 | data[start + 2] << 8 | data[start + 3]
 
 
 def _check_setting(identifier: int, value: int) -> None:

@@ -46,13 +46,11 @@ MAX_MAX_FRAME_SIZE: Final = 2**24 - 1
 MAX_WINDOW_SIZE: Final = 2**31 - 1
 """The largest flow-control window, and the largest stream id: sections 5.1.1 and 6.9.1."""
 
-FRAME_HEADER: Final = Struct(">BHBBL")
-"""The length in two parts, type, flags, and stream id with the reserved bit: section 4.1."""
 FRAME_HEADER_SIZE: Final = 9
+"""The length in 3 bytes, type, flags, and stream id with the reserved bit: section 4.1."""
 
 # What payloads consist of.
-WORD: Final = Struct(">L")
-TWO_WORDS: Final = Struct(">LL")
+WORD_SIZE: Final = 4
 SETTING: Final = Struct(">HL")
 
 
@@ -151,9 +149,14 @@ class WindowUpdateFrame(Frame):
         self.increment: Final = increment
 
 
+def _word(value: int) -> bytes:
+    return value.to_bytes(WORD_SIZE, "big")
+
+
 def encode_frame_header(kind: int, flags: int, stream_id: int, length: int) -> bytes:
     """Encode the header of a frame: section 4.1."""
-    return FRAME_HEADER.pack(length >> 16, length & 0xFFFF, kind, flags, stream_id)
+    start = length << 16 | kind << 8 | flags
+    return start.to_bytes(5, "big") + _word(stream_id)
 
 
 def encode_data_header(stream_id: int, length: int, end_stream: bool) -> bytes:
@@ -184,7 +187,7 @@ def encode_headers(
 
 def encode_rst_stream(stream_id: int, error_code: int) -> bytes:
     """Encode RST_STREAM: section 6.4."""
-    return encode_frame_header(RST_STREAM, 0, stream_id, 4) + WORD.pack(error_code)
+    return encode_frame_header(RST_STREAM, 0, stream_id, 4) + _word(error_code)
 
 
 def encode_settings(values: Iterable[tuple[int, int]]) -> bytes:
@@ -205,9 +208,9 @@ def encode_ping(data: bytes, ack: bool = False) -> bytes:
 def encode_goaway(last_stream_id: int, error_code: int, debug_data: bytes = b"") -> bytes:
     """Encode GOAWAY: section 6.8."""
     header = encode_frame_header(GOAWAY, 0, 0, 8 + len(debug_data))
-    return header + TWO_WORDS.pack(last_stream_id, error_code) + debug_data
+    return header + _word(last_stream_id) + _word(error_code) + debug_data
 
 
 def encode_window_update(stream_id: int, increment: int) -> bytes:
     """Encode WINDOW_UPDATE, of the connection for stream 0: section 6.9."""
-    return encode_frame_header(WINDOW_UPDATE, 0, stream_id, 4) + WORD.pack(increment)
+    return encode_frame_header(WINDOW_UPDATE, 0, stream_id, 4) + _word(increment)

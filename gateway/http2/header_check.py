@@ -13,7 +13,7 @@ from gateway.system.bounded_cache import BoundedCache
 _NAME: Final = re.compile(rb"[!#$%&'*+.^_`|~0-9a-z-]+")
 _UPPERCASE: Final = re.compile(rb"[A-Z]")
 # Section 8.2.1, and RFC 9110, section 5.5: control characters have no place in any field.
-_VALUE: Final = re.compile(rb"(?:[!-~\x80-\xff](?:[\t -~\x80-\xff]*[!-~\x80-\xff])?)?")
+_OF_VALUES: Final = b"\t" + bytes(range(0x20, 0x7F)) + bytes(range(0x80, 0x100))
 # What becomes of these in HTTP/1.1 must not be another request: section 10.3.
 _METHOD: Final = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _SCHEME: Final = re.compile(rb"[A-Za-z][A-Za-z0-9+.-]*")
@@ -150,25 +150,34 @@ def _check_pseudo(
 def _check_field(field: Header, stream_id: int) -> None:
     """Check a regular field, and remember that it is valid."""
     name, value = field
+    if name in NOT_INDEXED:  # another value each time
+        if name == b"grpc-message":
+            # Triton's texts may end with a space, which gRPC does not encode.
+            value = value.strip(b" ")
+        _check_value(name, value, stream_id)
+        return
     if not _NAME.fullmatch(name):
         if _UPPERCASE.search(name):
             raise _malformed(f"the name {_quoted(name)} has upper-case letters", stream_id)
         raise _malformed(f"invalid name {_quoted(name)}", stream_id)
-    if name == b"grpc-message":
-        value = value.strip(b" ")  # Triton's texts may end with a space, which gRPC does not encode
-    if not _VALUE.fullmatch(value):
-        raise _malformed(
-            f"the value of {_quoted(name)} has control characters, or white space around it",
-            stream_id,
-        )
+    _check_value(name, value, stream_id)
     if name in CONNECTION_SPECIFIC:
         raise _malformed(f"{_quoted(name)} has no meaning in HTTP/2", stream_id)
     if name == b"te" and value.lower() != b"trailers":
         raise _malformed("'te' may only be trailers", stream_id)
     if name == b"host" and not _AUTHORITY.fullmatch(value):
         raise _malformed("invalid host", stream_id)
-    if name not in NOT_INDEXED:  # another value each time
-        _remember(field)
+    _remember(field)
+
+
+def _check_value(name: bytes, value: bytes, stream_id: int) -> None:
+    # Of what has no other character, nothing is left. A regular expression takes five times as
+    # long for the traceparent of each request.
+    if value.translate(None, _OF_VALUES) or value != value.strip(_SPACE):
+        raise _malformed(
+            f"the value of {_quoted(name)} has control characters, or white space around it",
+            stream_id,
+        )
 
 
 def _remember(field: Header) -> None:

@@ -274,7 +274,8 @@ async def read_messages(
     """
     message = bytearray()
     async for chunk in chunks:
-        for piece in reader.feed(chunk):
+        reader.feed(chunk)
+        while (piece := reader.next_piece()) is not None:
             message += piece.data
             reservation.resize(len(message))
             if piece.ends:

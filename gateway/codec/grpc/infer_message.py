@@ -48,6 +48,9 @@ from gateway.system.bounded_cache import BoundedCache
 
 SHARED_MEMORY: Final = "shared_memory_region"
 
+_MAX_COPY: Final = 4 * 1024
+"""Bytes of a message that is copied so that it is read faster."""
+
 Head = TypeVar("Head")
 
 
@@ -71,7 +74,7 @@ class MessageKind(Generic[Head]):
     def read(
         self, data: Buffer, header_cap: int, tensor_cap: int
     ) -> tuple[Head, str | None, list[Chunks], bool]:
-        """Read a whole message; its raw contents become views of ``data``.
+        """Read a whole message; its raw contents become views of ``data``, or of a copy.
 
         Returns its head, its id, the data of its tensors but for those in shared memory, and
         whether contents are raw: without any data both forms look alike, and raw is what clients
@@ -79,6 +82,8 @@ class MessageKind(Generic[Head]):
         and the requested outputs. Raises GatewayError: 400 or 502 that names the tensor, or the
         byte that is no protobuf; 413.
         """
+        if len(data) <= _MAX_COPY:
+            data = bytes(data)  # a byte of a view takes a call of the interpreter
         # The split counts all bytes beside data, and the parts count the same bytes anew.
         budget = HeaderBudget(header_cap, tensor_cap, self.words)
         try:
@@ -105,7 +110,7 @@ class MessageKind(Generic[Head]):
         budget = HeaderBudget(header_cap, tensor_cap, self.words)
         try:
             message_id, _, ranges = _split(data, self.raw_tag, budget)
-            rest = b"".join(data[start:end] for start, end in _pairs(ranges))
+            rest = _joined(data, ranges)
             key = rest, (), tensor_cap  # no raw message has this one
             head = self._heads.get(key)
             if head is None:
@@ -116,12 +121,12 @@ class MessageKind(Generic[Head]):
         return head, message_id
 
     def _read_raw(
-        self, data: Buffer, ranges: Sequence[int], sizes: tuple[int, ...], budget: HeaderBudget
+        self, data: Buffer, ranges: array[int], sizes: tuple[int, ...], budget: HeaderBudget
     ) -> Head:
         """Read a head, or take it from the cache: its parts are ``ranges`` of the data."""
-        if sum(ranges[1::2]) - sum(ranges[::2]) > min(budget.cap, MAX_CACHED_DOCUMENT):
+        if _size_of(ranges) > min(budget.cap, MAX_CACHED_DOCUMENT):
             return self._parse(data, ranges, sizes, budget)
-        rest = b"".join(data[start:end] for start, end in _pairs(ranges))
+        rest = _joined(data, ranges)
         key = rest, sizes, budget.tensor_cap
         head = self._heads.get(key)
         if head is not None:
@@ -218,6 +223,21 @@ def _split(
 def _pairs(ranges: Sequence[int]) -> Iterator[tuple[int, int]]:
     """Yield start and end of each range."""
     return zip(ranges[::2], ranges[1::2], strict=True)
+
+
+def _size_of(ranges: array[int]) -> int:
+    """Return the bytes of all ranges."""
+    size = 0
+    for start, end in _pairs(ranges):
+        size += end - start
+    return size
+
+
+def _joined(data: Buffer, ranges: array[int]) -> bytes:
+    """Return the bytes of all ranges; mostly there is one."""
+    if len(ranges) == 2:
+        return bytes(data[ranges[0] : ranges[1]])
+    return b"".join([data[start:end] for start, end in _pairs(ranges)])
 
 
 class MessageParts:

@@ -6,8 +6,6 @@ big-endian. Frames of HTTP/2 end anywhere in it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from struct import Struct
 from typing import Final
 
 from gateway.errors import GatewayError
@@ -15,7 +13,10 @@ from gateway.protocol.error_vocabulary import ErrorVocabulary
 from gateway.protocol.grpc.wire import Buffer
 
 PREFIX_SIZE: Final = 5
-_PREFIX: Final = Struct(">BI")
+
+
+_MAX_COPY: Final = 16 * 1024
+"""Data of at most so many bytes are copied, if they come in bytes: that costs less than a view."""
 
 
 class MessagePiece:
@@ -25,7 +26,7 @@ class MessagePiece:
     """
 
     def __init__(
-        self, data: memoryview, size: int, is_compressed: bool, begins: bool, ends: bool
+        self, data: Buffer, size: int, is_compressed: bool, begins: bool, ends: bool
     ) -> None:
         self.data: Final = data
         self.size: Final = size
@@ -37,6 +38,7 @@ class MessagePiece:
 class MessageReader:
     """Finds the messages in a body that arrives in pieces; it buffers no data.
 
+    Feed it a piece of the body, then take the pieces of messages in it until there is none.
     ``cap`` limits the bytes of a message, ``cap_name`` is the setting that says so, ``words``
     tells whose body it is.
     """
@@ -51,28 +53,57 @@ class MessageReader:
         self._size = 0
         self._is_compressed = False
         self._remaining = 0
+        self._piece: Buffer = b""
+        self._position = self._end = 0
 
-    def feed(self, piece: Buffer) -> Iterator[MessagePiece]:
-        """Yield the parts of messages in a piece of the body, as views; iterate to the end.
+    def feed(self, piece: Buffer) -> None:
+        """Add the next piece of the body."""
+        self._piece = piece
+        self._position, self._end = 0, len(piece)
+
+    def next_piece(self) -> MessagePiece | None:
+        """Return the next part of a message, None if there is none in the piece of the body.
 
         Raises GatewayError for a flag other than 0 and 1 (400, 502), and for a message above the
         cap (413, 502).
         """
-        view = memoryview(piece)
-        position = 0
-        while position < len(view):
-            begins = not self._remaining
-            if begins:
-                start = position
-                position += PREFIX_SIZE - len(self._prefix)
-                self._prefix += view[start:position]
-                if len(self._prefix) < PREFIX_SIZE:
-                    return
-                self._begin()
-            data = view[position : position + self._remaining]
-            position += len(data)
-            self._remaining -= len(data)
-            yield MessagePiece(data, self._size, self._is_compressed, begins, not self._remaining)
+        begins = not self._remaining
+        if self._position == self._end or (begins and not self._read_prefix()):
+            self._piece = b""  # a view would pin its slab
+            return None
+        data = self._take(self._remaining)
+        self._remaining -= len(data)
+        return MessagePiece(data, self._size, self._is_compressed, begins, not self._remaining)
+
+    def count_ended(self, piece: Buffer) -> int:
+        """Pass over the next piece of the body; return how many messages end in it.
+
+        Raises GatewayError as ``next_piece``.
+        """
+        ended = 0
+        self.feed(piece)
+        while (part := self.next_piece()) is not None:
+            ended += part.ends
+        return ended
+
+    def _take(self, size: int) -> Buffer:
+        """Return the next bytes, at most so many."""
+        piece, start = self._piece, self._position
+        end = self._position = min(self._end, start + size)
+        if isinstance(piece, bytes) and end - start <= _MAX_COPY:
+            return piece[start:end]
+        return memoryview(piece)[start:end]
+
+    def _read_prefix(self) -> bool:
+        """Read what precedes a message; return whether all of it is there."""
+        prefix = bytes(self._take(PREFIX_SIZE - len(self._prefix)))
+        if self._prefix:
+            prefix = self._prefix + prefix
+        is_complete = len(prefix) == PREFIX_SIZE
+        if is_complete:
+            self._begin(prefix)
+        self._prefix = b"" if is_complete else prefix
+        return is_complete
 
     def end(self) -> None:
         """Check that the body ends after a message; raises GatewayError (400, 502)."""
@@ -82,9 +113,8 @@ class MessageReader:
             received = self._size - self._remaining
             raise self._error(f"ends after {received} of {self._size} bytes of a gRPC message")
 
-    def _begin(self) -> None:
-        flag, size = _PREFIX.unpack(self._prefix)
-        self._prefix = b""
+    def _begin(self, prefix: bytes) -> None:
+        flag, size = prefix[0], message_size(prefix)
         if flag > 1:
             raise self._error(
                 f"has the flag {flag} before a gRPC message; it is 0, or 1 for a compressed message"
@@ -111,17 +141,23 @@ def first_message_size(start: bytes | memoryview) -> int:
     """Return the bytes of the message that a body begins with, and its prefix; 0 without that."""
     if len(start) < PREFIX_SIZE:
         return 0
-    return PREFIX_SIZE + int.from_bytes(start[1:PREFIX_SIZE], "big")
+    return PREFIX_SIZE + message_size(bytes(start[:PREFIX_SIZE]))
 
 
 def is_one_message(start: bytes | memoryview, size: int) -> bool:
     """Tell whether a body of ``size`` bytes that begins with ``start`` is one complete message."""
     if len(start) < PREFIX_SIZE:
         return False
-    flag, message_size = _PREFIX.unpack(start[:PREFIX_SIZE])
-    return flag <= 1 and bool(size == PREFIX_SIZE + message_size)
+    prefix = bytes(start[:PREFIX_SIZE])
+    return prefix[0] <= 1 and size == PREFIX_SIZE + message_size(prefix)
+
+
+def message_size(prefix: bytes) -> int:
+    """Return the bytes of the message that follows these ``PREFIX_SIZE`` bytes."""
+    high = prefix[1] << 8 | prefix[2]
+    return high << 16 | prefix[3] << 8 | prefix[4]
 
 
 def frame(payload_size: int, is_compressed: bool = False) -> bytes:
     """Return the bytes before a message of ``payload_size`` bytes, below 4 GiB."""
-    return _PREFIX.pack(is_compressed, payload_size)
+    return (is_compressed << 32 | payload_size).to_bytes(PREFIX_SIZE, "big")

@@ -40,7 +40,9 @@ class ScannedModel(NamedTuple):
 
 
 class ModelScanner:
-    """Finds the model of one message, whose pieces may end anywhere; it buffers nothing else.
+    """Finds the model of a message, whose pieces may end anywhere; it buffers nothing else.
+
+    Once a message has ended, ``begin`` lets it scan the next one.
 
     The name is that of the first of ``name_fields`` which is not empty. Of a field that occurs
     twice the last counts, so nothing is final before the message has ended. Whoever cannot wait
@@ -57,18 +59,8 @@ class ModelScanner:
         marked_field: int = 0,
         mark: bytes = b"",
     ) -> None:
-        self.ended = False
-        """Whether the message has ended, so that name and version are final."""
-        self.fields = 0
-        """Fields so far, with those in groups: what the scan has cost."""
-        self.is_past_names = False
-        """Whether a field has come that protobuf's writers put behind name and version."""
-        self.marked: Final[list[bytes]] = []
-        self.marked_error: GatewayError | None = None
-        """Why not all of them are there, for callers that must know them: they are too large."""
         self._marked_field: Final = marked_field
         self._mark: Final = mark
-        self._marked_size = 0
         self._name_fields: Final = name_fields
         self._version_field: Final = version_field
         self._wanted: Final[dict[int, int]] = {}
@@ -79,10 +71,6 @@ class ModelScanner:
         self._last_wanted: Final = last
         if marked_field:
             self._wanted[marked_field << 3 | LENGTH] = marked_field
-        self._values: Final[dict[int, str]] = {}
-        self._is_taken = False
-        self._offset = 0
-        """Bytes of the message before this piece, or before the field that is incomplete."""
         self._incomplete = bytearray()
         """The start of a field that must be read whole: a tag, a number, a name, a marked value."""
         self._needed = 0
@@ -91,6 +79,27 @@ class ModelScanner:
         """How many of the next bytes are of one value: to scan them costs nothing."""
         self._group: SkippedGroup | None = None
         """The group that has not ended; none of its fields is kept."""
+        self.marked: list[bytes] = []
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin to scan a message."""
+        self.ended = False
+        """Whether the message has ended, so that name and version are final."""
+        self.fields = 0
+        """Fields so far, with those in groups: what the scan has cost."""
+        self.is_past_names = False
+        """Whether a field has come that protobuf's writers put behind name and version."""
+        if self.marked:
+            self.marked = []  # somebody may have those of the last message
+        self.marked_error: GatewayError | None = None
+        """Why not all of them are there, for callers that must know them: they are too large."""
+        self._marked_size = 0
+        self.values: dict[int, str] = {}
+        """What the fields have that tell the model: two messages with the same name the same."""
+        self._is_taken = False
+        self._offset = 0
+        """Bytes of the message before this piece, or before the field that is incomplete."""
 
     @property
     def free_size(self) -> int:
@@ -103,19 +112,19 @@ class ModelScanner:
 
         Servers differ in which one they read: a policy must allow each.
         """
-        known = [self._values.get(number, "") for number in self._name_fields]
+        known = [self.values.get(number, "") for number in self._name_fields]
         return tuple([name for name in known if name])
 
     @property
     def name_field(self) -> int:
         """Return the number of the field that has the name; 0 if none is known."""
-        return next((number for number in self._name_fields if self._values.get(number)), 0)
+        return next((number for number in self._name_fields if self.values.get(number)), 0)
 
     @property
     def model(self) -> ScannedModel:
         """Return what is known so far."""
         names = self.names
-        version = "" if self._version_field is None else self._values.get(self._version_field, "")
+        version = "" if self._version_field is None else self.values.get(self._version_field, "")
         return ScannedModel(names[0] if names else "", version)
 
     def take(self) -> ScannedModel:
@@ -255,14 +264,14 @@ class ModelScanner:
             value = text.decode()
         except UnicodeDecodeError:
             raise bad_request(f"{self._label(field)} is not UTF-8") from None
-        routed = self._values.get(field, "")
+        routed = self.values.get(field, "")
         if self._is_taken and value != routed:
             raise bad_request(
                 f"{self._label(field)} is '{shorten(value, QUOTED_NAME)}', but was "
                 f"'{shorten(routed, QUOTED_NAME)}' when the call was routed; send it once, before "
                 "the tensors"
             )
-        self._values[field] = value
+        self.values[field] = value
 
     def _label(self, field: int) -> str:
         return "the model's version" if field == self._version_field else "the model's name"

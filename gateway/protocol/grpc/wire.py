@@ -87,7 +87,7 @@ class WireReader:
         self.field_start = position
         if position >= self.end:
             return 0
-        tag: int = self.data[position]
+        tag = _byte(self.data, position)
         # Most tags are one byte: a field number below 16.
         if 8 <= tag < 128 and tag & 7 < START_GROUP:
             self.position = position + 1
@@ -101,7 +101,7 @@ class WireReader:
         """Return an unsigned 64-bit number; bits above are dropped, as the runtime does."""
         position = self.position
         if position < self.end:
-            byte: int = self.data[position]
+            byte = _byte(self.data, position)
             if byte < 128:
                 self.position = position + 1
                 return byte
@@ -115,7 +115,7 @@ class WireReader:
     def read_length(self) -> int:
         """Return the size of a value, whose bytes begin at ``position``; all are in the message."""
         start = self.position
-        size: int = self.data[start] if start < self.end else 128
+        size = _byte(self.data, start) if start < self.end else 128
         if size < 128:
             self.position = start + 1
         else:
@@ -238,7 +238,7 @@ class WireReader:
         value = 0
         shift = 0
         while position < self.end:
-            byte: int = self.data[position]
+            byte = _byte(self.data, position)
             position += 1
             value |= (byte & 127) << shift
             shift += 7
@@ -248,6 +248,12 @@ class WireReader:
             if position - start >= max_bytes:
                 raise WireError(f"a varint of more than {max_bytes} bytes", start)
         raise TruncatedError("a varint that is cut short", start)
+
+
+def _byte(data: Buffer, position: int) -> int:
+    if isinstance(data, bytes):
+        return data[position]  # compiled, that is no call of the interpreter
+    return data[position]
 
 
 def varint(value: int) -> bytes:

@@ -38,7 +38,7 @@ from gateway.protocol.grpc.methods import HEALTH_SERVICE, INFERENCE_SERVICE, Grp
 from gateway.protocol.grpc.model_scanner import ModelScanner
 from gateway.protocol.grpc.rpcs import RPCS, http_request_of
 from gateway.protocol.grpc.status import GrpcStatus, http_status
-from gateway.protocol.grpc.wire import WireError, WireReader
+from gateway.protocol.grpc.wire import Buffer, WireError, WireReader
 from gateway.protocol.operations import Operation, OperationKind, quote_name
 from gateway.protocol.response_header import ResponseAction, is_success, response_header_length
 from gateway.proxy.admission.memory_budget import Reservation
@@ -120,7 +120,7 @@ def scan_message(method: GrpcMethod, body: bytes) -> NamedModel | None:
     scanner = ModelScanner(method.name_fields, method.version_field)
     if method.name_fields:
         is_small = len(body) <= _SCAN_STEP
-        data = body[PREFIX_SIZE:] if is_small else memoryview(body)[PREFIX_SIZE:]
+        data: Buffer = body[PREFIX_SIZE:] if is_small else memoryview(body)[PREFIX_SIZE:]
         try:
             while data:
                 size = max(_SCAN_STEP, scanner.skip_size)

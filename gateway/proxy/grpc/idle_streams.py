@@ -56,10 +56,10 @@ class IdleStreamCheck(WrappedResponse):
         """Write a part of the body, and count the messages that end in it."""
         if self._reader is not None:
             try:
-                self._responses += sum([part.ends for part in self._reader.feed(data)])
+                self._responses += self._reader.count_ended(data)
             except GatewayError:
                 self._reader = None  # no messages, so it is not known what is in flight
-        await super().write(data)
+        await self._response.write(data)
 
     def _check(self) -> None:
         now, request = self._loop.time(), self._request

@@ -47,7 +47,7 @@ from gateway.protocol.request_features import check_classified_outputs
 from gateway.proxy.admission.memory_budget import Reservation
 from gateway.proxy.attempts.retry import send_call
 from gateway.proxy.attempts.shared_memory_forms import SharedMemoryForm, SharedOverGrpc
-from gateway.proxy.body_io import Chunks, ClientBody, ResponseRelay, convert_message, prepend, write
+from gateway.proxy.body_io import Chunks, ClientBody, ResponseRelay, convert_message, prepend
 from gateway.proxy.errors import record_status, send_status, status_lines
 from gateway.proxy.filters.mirror import DiscardResponse
 from gateway.proxy.grpc.message import receive_messages
@@ -151,7 +151,8 @@ async def relay_messages(
         chunks = change(chunks)
     try:
         async for chunk in chunks:
-            await write(response, chunk, relay.deadline)
+            relay.deadline.expect_client()
+            await response.write(chunk)
     except StreamError as error:
         relay.deadline.expect_client()
         await send_status(response, GrpcStatus.INTERNAL, str(error))  # as Triton ends it
@@ -184,15 +185,14 @@ async def _body(call: Call, reservation: Reservation) -> Body:
         call.operation.kind is OperationKind.INFER
         and call.destination.upstream.dialect.triton_extensions
     )
-    if not is_checked:
-        body = ClientBody(call.request, _ANY_SIZE, call.deadline)  # each message has its cap
-        return body.read_rest() if body.size is None else (await body.read_all(reservation),)
-    request = await marking_request(call)
-    body = ClientBody(request, _ANY_SIZE, call.deadline)
-    if body.size is None:
-        return check_chunks(call, request, body.read_rest())
+    marking = await marking_request(call) if is_checked else None
+    request = call.request if marking is None else marking
+    if request.content_length is None:
+        return _pieces(call, request) if marking is None else checked_pieces(call, marking)
+    body = ClientBody(request, _ANY_SIZE, call.deadline)  # each message has its cap
     data = await body.read_all(reservation)
-    await check_outputs(call, request)
+    if marking is not None:
+        await check_outputs(call, marking)
     return (data,)
 
 
@@ -257,7 +257,8 @@ async def wrap_streamed(chunks: Chunks) -> Chunks:
     """
     reader = MessageReader(MAX_MESSAGE, "protobuf's limit", RESPONSE)
     async for chunk in chunks:
-        for piece in reader.feed(chunk):
+        reader.feed(chunk)
+        while (piece := reader.next_piece()) is not None:
             if piece.begins:
                 if piece.is_compressed:
                     raise bad_response(f"{RESPONSE.name} is compressed, which was not asked for")
@@ -305,11 +306,18 @@ async def check_outputs(call: Call, request: GrpcRequest) -> None:
         await _check_message(call, *model, outputs)
 
 
-async def check_chunks(call: Call, request: GrpcRequest, chunks: Chunks) -> Chunks:
+async def _pieces(call: Call, request: ClientRequest) -> Chunks:
+    """Yield a request's body as it arrives."""
+    while piece := await request.read_within(call.deadline):
+        yield piece
+
+
+async def checked_pieces(call: Call, request: GrpcRequest) -> Chunks:
     """Yield a request's body, without the end of a message that ``check_outputs`` refuses."""
-    async for chunk in chunks:
-        await check_outputs(call, request)
-        yield chunk
+    while piece := await request.read_within(call.deadline):
+        if request.has_marked:
+            await check_outputs(call, request)
+        yield piece
 
 
 async def _check_message(call: Call, model: str, version: str, outputs: list[bytes]) -> None:
@@ -369,7 +377,8 @@ async def end_at_first_error(chunks: Chunks) -> Chunks:
     held = bytearray()
     is_known = False
     async for chunk in chunks:
-        for piece in reader.feed(chunk):
+        reader.feed(chunk)
+        while (piece := reader.next_piece()) is not None:
             if piece.begins:
                 held.clear()
                 is_known = False

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
 from multidict import CIMultiDictProxy
@@ -16,7 +16,7 @@ from gateway.protocol.grpc.framing import MessagePiece, MessageReader, frame
 from gateway.protocol.grpc.headers import ENCODING, is_grpc_type
 from gateway.protocol.grpc.methods import GrpcMethod
 from gateway.protocol.grpc.model_scanner import ModelScanner, ScannedModel
-from gateway.protocol.grpc.wire import LENGTH, MAX_MESSAGE, bytes_field
+from gateway.protocol.grpc.wire import LENGTH, MAX_MESSAGE, Buffer, bytes_field
 from gateway.protocol.json_errors import quote_value
 from gateway.protocol.operations import OperationKind
 from gateway.proxy.admission.conversion_scheduler import TimeSliceWaiter
@@ -39,6 +39,8 @@ _MIN_PIECE: Final = 1024
 """Bytes of a piece that is kept as it came: an object takes some fifty bytes more."""
 _SCAN_STEP: Final = 4 * 1024
 """Bytes that are scanned at once: at most so many fields as take one or two milliseconds."""
+
+_NOTHING: Final = memoryview(b"")
 
 NamedModel = tuple[ScannedModel, tuple[str, ...]]
 """The model that a message names, and all names that servers may take for the model's."""
@@ -94,18 +96,18 @@ class GrpcRequest(ClientRequest):
         self._message_size = 0
         self._request = request
         self.reader = MessageReader(limits.max_request_bytes, _CAP_NAME, REQUEST)
-        self._unscanned: Iterator[MessagePiece] = iter(())
-        """What came after the message that tells the route; it is scanned once that is known."""
-        self._make_scanner = scanner
-        self._scanner = self._new_scanner()
+        self._scanner = _new_scanner(method, scanner)
         self._decompressor: MessageDecompressor | None = None
         self._limits = limits
         self._ready: deque[bytes | memoryview] = deque()
         """What the next reads return."""
-        self._checked: NamedModel | None = None
+        self._checked: dict[int, str] | None = None
+        """What the last message that was checked has in the fields of its model."""
         self._next_slice = next_slice
         self._work = 0
         """What was done since other calls had a time slice; a field counts 1."""
+        self._chunk_work = 0
+        """What each piece of the message costs beside its fields."""
 
     async def find_model(self, deadline: Deadline, reservation: Reservation) -> NamedModel:
         """Read until it is known which model the first message is for.
@@ -122,7 +124,7 @@ class GrpcRequest(ClientRequest):
                     ErrorKind.TOO_LARGE,
                     f"the request names no model in its first {cap} bytes ({_BUFFER_CAP_NAME})",
                 )
-            piece = await self._receive(self._request.read_within(deadline))
+            piece = await self._receive(deadline)
             if not piece:
                 self._is_complete = True
                 self.content_length = size
@@ -166,30 +168,30 @@ class GrpcRequest(ClientRequest):
 
     async def read(self) -> bytes | memoryview:
         """Return the next piece of the body; see ClientRequest."""
-        return await self._read(self._request.read)
+        return await self._read(None)
 
     async def read_within(self, deadline: Deadline) -> bytes | memoryview:
         """Read as ``read`` does, with the client expected; see ClientRequest."""
-        deadline.expect_client()
-        return await self._read(lambda: self._request.read_within(deadline))
+        if self._ready:
+            deadline.expect_client()
+        return await self._read(deadline)
 
-    async def _read(
-        self, receive: Callable[[], Awaitable[bytes | memoryview]]
-    ) -> bytes | memoryview:
+    async def _read(self, deadline: Deadline | None) -> bytes | memoryview:
         while not self._ready:
             if self._is_complete:
                 return b""
-            piece = await self._receive(receive())
+            piece = await self._receive(deadline)
             if not piece or self._rewriter is None:
                 return piece
             self._ready.extend(await self._rewriter.feed(piece, self._name_field))
         return self._ready.popleft()
 
-    async def _receive(self, receiving: Awaitable[bytes | memoryview]) -> bytes | memoryview:
+    async def _receive(self, deadline: Deadline | None) -> bytes | memoryview:
         """Receive and scan the next piece of the body."""
-        piece = await receiving
+        request = self._request
+        piece = await (request.read() if deadline is None else request.read_within(deadline))
         if piece:
-            self._unscanned = self.reader.feed(piece)
+            self.reader.feed(piece)
             await self._scan_rest()
         else:
             self.has_ended = True
@@ -198,10 +200,26 @@ class GrpcRequest(ClientRequest):
 
     async def _scan_rest(self) -> None:
         """Scan what was received; until there is a route, stop at what tells it."""
-        for part in self._unscanned:
-            await self._scan(part)
+        while (part := self.reader.next_piece()) is not None:
+            if part.begins:
+                self._begin_message(part)
+            for data in self._content(part):
+                self._work += self._chunk_work
+                while data:
+                    data = self._scan(data)
+                    if self._is_turn_over():
+                        await self._next_slice()
+            if part.ends and self.rpc.name_fields:
+                self._end_message()
+            if self._is_turn_over():
+                await self._next_slice()
             if self._check_model is None and self._knows_model():
                 return
+
+    @property
+    def has_marked(self) -> bool:
+        """Whether ``take_marked`` has something to tell."""
+        return bool(self._marked) or self._marked_error is not None
 
     def take_marked(self) -> list[MarkedOutputs]:
         """Return what messages that ended since the last call may want to be classified.
@@ -232,66 +250,69 @@ class GrpcRequest(ClientRequest):
         # A unary call is read to its end, so that it can be retried.
         return rpc.request_streams and (not rpc.name_fields or self._scanner.ended)
 
-    async def _scan(self, part: MessagePiece) -> None:
-        """Look for the model in a part of a message."""
-        if part.begins:
-            self._begin_message(part)
-            await self._count_work(_MESSAGE_WORK)
+    def _content(self, part: MessagePiece) -> Iterable[Buffer]:
+        """Return the data of a part of a message to look for the model in, decompressed."""
         if not self.rpc.name_fields:
-            return
+            return ()
         if self._decompressor is None:
-            await self._scan_data(part.data)
-        else:
-            for chunk in self._decompressor.feed(part.data, last=part.ends):
-                await self._count_work(_CHUNK_WORK)
-                await self._scan_data(memoryview(chunk))
-        if part.ends:
-            scanner = self._scanner
-            scanner.end()
-            found = scanner.model, scanner.names
-            if scanner.marked and self.marks_outputs:
-                self._marked.append((scanner.model, scanner.marked))
-            if self.marks_outputs:
-                self._marked_error = self._marked_error or scanner.marked_error
-            if self.reader.messages > 1 and self._check_model and found != self._checked:
-                self._check_model(found)
-                self._checked = found
+            return (part.data,)
+        return self._decompressor.feed(part.data, last=part.ends)
 
-    async def _scan_data(self, data: memoryview) -> None:
+    def _scan(self, data: Buffer) -> Buffer:
+        """Scan so much of a message as takes a short time; return the rest."""
         scanner = self._scanner
-        while data:
-            before = scanner.fields
-            size = max(_SCAN_STEP, scanner.free_size)
-            scanner.feed(data[:size])
-            data = data[size:]
-            await self._count_work(scanner.fields - before)
+        before = scanner.fields
+        size = max(_SCAN_STEP, scanner.free_size)
+        if len(data) <= size:
+            step, rest = data, _NOTHING
+        else:
+            view = memoryview(data)
+            step, rest = view[:size], view[size:]
+        scanner.feed(step)
+        self._work += scanner.fields - before
+        return rest
 
-    async def _count_work(self, work: int) -> None:
-        """Let other calls have a time slice after about a millisecond."""
-        self._work += work
-        if self._work >= _TIME_SLICE:
-            self._work = 0
-            await self._next_slice()
+    def _is_turn_over(self) -> bool:
+        """Whether other calls get a time slice: after about a millisecond."""
+        if self._work < _TIME_SLICE:
+            return False
+        self._work = 0
+        return True
+
+    def _end_message(self) -> None:
+        """Check the model of a message that has ended, and note what it has marked."""
+        scanner = self._scanner
+        scanner.end()
+        if scanner.marked and self.marks_outputs:
+            self._marked.append((scanner.model, scanner.marked))
+        if self.marks_outputs:
+            self._marked_error = self._marked_error or scanner.marked_error
+        if self.reader.messages > 1 and self._check_model and scanner.values != self._checked:
+            self._check_model((scanner.model, scanner.names))
+            self._checked = scanner.values
 
     def _begin_message(self, part: MessagePiece) -> None:
+        self._work += _MESSAGE_WORK
         self._message_size = part.size
         rpc = self.rpc
         if self.reader.messages > 1:
             if not rpc.request_streams:
                 raise bad_request(f"{rpc.name} takes one message, and the request has more")
-            self._scanner = self._new_scanner()
+            self._scanner.begin()
         self._decompressor = None
+        self._chunk_work = 0
         if part.is_compressed and rpc.name_fields:
+            self._chunk_work = _CHUNK_WORK
             ratio, cap = self._limits.max_decompression_ratio, self.reader.cap
             self._decompressor = MessageDecompressor(self.headers, cap, _CAP_NAME, ratio)
 
-    def _new_scanner(self) -> ModelScanner:
-        rpc = self.rpc
-        if rpc.kind is not OperationKind.INFER:
-            return ModelScanner(rpc.name_fields, rpc.version_field)
-        return self._make_scanner(
-            rpc.name_fields, rpc.version_field, fields.REQUESTED_OUTPUTS >> 3, fields.CLASSIFICATION
-        )
+
+def _new_scanner(rpc: GrpcMethod, scanner: type[ModelScanner]) -> ModelScanner:
+    if rpc.kind is not OperationKind.INFER:
+        return ModelScanner(rpc.name_fields, rpc.version_field)
+    return scanner(
+        rpc.name_fields, rpc.version_field, fields.REQUESTED_OUTPUTS >> 3, fields.CLASSIFICATION
+    )
 
 
 # ------------------------------------------------------------------------ compressed messages
@@ -398,7 +419,8 @@ class ModelRewriter:
         if self._decompressor is None:
             self._reserve(0)  # that message was sent
         chunks: list[bytes | memoryview] = []
-        for part in self._messages.feed(piece):
+        self._messages.feed(piece)
+        while (part := self._messages.next_piece()) is not None:
             if part.is_compressed:
                 await self._decompress(part)
                 if part.ends:

@@ -12,10 +12,10 @@ from gateway.system.buffers import NOTHING_RESERVED, BodyProgress, BufferShare, 
 
 _MIN_PIECE_COST: Final = 64
 """Bytes that each buffered piece counts at least: a piece of one byte takes as much memory."""
-_TINY_PIECE: Final = 256
-_MAX_JOINED: Final = 16 * 1024
-"""A tiny piece is joined to the one before it, up to so many bytes: each piece is a step for its
-reader, and often a frame to the other side."""
+_SMALL_PIECE: Final = 16 * 1024
+_MAX_JOINED: Final = 64 * 1024 - _SMALL_PIECE
+"""A small piece is joined to small ones before it of fewer bytes together: each piece is a step for
+its reader, and often a frame to the other side. Frames of HTTP/2 have 16 KiB mostly."""
 
 
 class BodyStream:
@@ -53,13 +53,15 @@ class BodyStream:
         if self._discarding or not data:
             return
         pieces = self._pieces
-        if pieces and len(data) < _TINY_PIECE and len(pieces[-1]) < _MAX_JOINED:
+        if pieces and len(data) <= _SMALL_PIECE and _takes_more(pieces[-1]):
             piece = pieces.pop()
             self._count(-max(len(piece), _MIN_PIECE_COST))
             joined = piece if isinstance(piece, bytearray) else bytearray(piece)
             joined += data
             pieces.append(joined)
         else:
+            if len(data) <= _SMALL_PIECE and not isinstance(data, bytes):
+                data = bytes(data)  # a small view would pin a large read buffer
             pieces.append(data)
         self._count(max(len(pieces[-1]), _MIN_PIECE_COST))
         self.progress.receive(len(data), self.reserved.progress)
@@ -108,7 +110,9 @@ class BodyStream:
         piece = self._pieces.popleft()
         self._count(-max(len(piece), _MIN_PIECE_COST))
         self._on_read(len(piece))
-        return bytes(piece) if isinstance(piece, bytearray) else piece
+        if not isinstance(piece, bytearray):
+            return piece
+        return bytes(piece) if len(piece) <= _SMALL_PIECE else memoryview(piece)
 
     def peek(self) -> bytes | memoryview:
         """Return all that was received of the body, which can still be read.
@@ -167,3 +171,9 @@ class BodyStream:
 
     def _on_discard(self) -> None:
         """Let the peer send all the rest."""
+
+
+def _takes_more(piece: bytes | memoryview | bytearray) -> bool:
+    """Tell whether a small piece may be joined to this one; a large one was not copied."""
+    size = len(piece)
+    return size <= _SMALL_PIECE or (size <= _MAX_JOINED and isinstance(piece, bytearray))

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterable, Iterable, Sequence
 from typing import Final
 
 from multidict import CIMultiDict, CIMultiDictProxy
 
 from gateway.errors import ErrorKind, GatewayError
+from gateway.http1.deferrals import DEFER_TIMEOUT
 from gateway.http1.head import MAX_CACHED_HEAD, HeadParser, MalformedError, ResponseHead
 from gateway.http2.hpack import NOT_INDEXED, Header, HeaderList
+from gateway.http2.session import STREAM_WINDOW
 from gateway.protocol.grpc.framing import PREFIX_SIZE, first_message_size
 from gateway.sizes import CACHED_HEADS, CACHED_LINES
 from gateway.system.bounded_cache import BoundedCache
@@ -75,6 +78,8 @@ class Http2Endpoint(ServerEndpoint):
             CACHED_HEADS
         )
         self.connections = ServerConnections(self._connect, options.idle_timeout, max_connections)
+        self.responds_large = False
+        """Whether the last response was larger than a stream's first window, as its start told."""
         self._drained = drained
         self.drain_counters = None if drained is None else drained.counters
 
@@ -176,6 +181,8 @@ class Http2Exchange(Exchange):
         """Whether a response is held back until it is complete."""
         self._received = 0
         """Bytes of it."""
+        self._received_before = (0, 0)
+        """Those that had come at the ends of the last two waits for the rest."""
         self._max_held = _MAX_COMPLETE
         self._sends = 0
 
@@ -239,11 +246,24 @@ class Http2Exchange(Exchange):
             self._expect(self._stream)
         self._received += size
         if self._received > self._max_held:
-            self.on_timeout()
+            super().on_timeout()
+
+    def on_timeout(self) -> None:
+        """Wait no longer for the rest of a response, unless some came in the last two waits.
+
+        Other streams have their share of the connection.
+        """
+        received, (before, last) = self._received, self._received_before
+        self._received_before = last, received
+        if received > before and time.perf_counter() - self._held_at < DEFER_TIMEOUT:
+            self.deferrals.add(self, self._max_held)
+        else:
+            super().on_timeout()
 
     def _expect(self, stream: ServerStream) -> None:
         """Wait for a body that fits into a window: gRPC tells the size that it begins with."""
         size = first_message_size(stream.start(PREFIX_SIZE))
+        self._endpoint.responds_large = size > STREAM_WINDOW
         if size > _MAX_COMPLETE:
             is_held = size <= stream.session.buffers.account.window and self._passes_untouched
             self._max_held = size if is_held else 0
@@ -271,6 +291,8 @@ class Http2Exchange(Exchange):
             body = self._buffered
             size = sum(map(len, body))
             stream.send_headers(self._fields, end_stream=not size)
+            if self._endpoint.responds_large:
+                stream.open_window()  # else the server waits for it
             if not size or (size <= WRITE_CHUNK and stream.try_send(body, size)):
                 return
         else:

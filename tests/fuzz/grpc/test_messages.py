@@ -70,7 +70,8 @@ def read_framed(parts: list[bytes]) -> tuple[list[tuple[bool, bytes]], str]:
     message = b""
     try:
         for part in parts:
-            for piece in reader.feed(part):
+            reader.feed(part)
+            while (piece := reader.next_piece()) is not None:
                 message = bytes(piece.data) if piece.begins else message + bytes(piece.data)
                 if piece.ends:
                     assert len(message) == piece.size

@@ -16,6 +16,7 @@ from gateway.upstream.http.endpoint import HttpEndpoint
 from tests.listener.fast_path.fast_path_listener import FastPathListener, listening, serving
 from tests.support.doubles.streaming import LIMITS
 from tests.support.gateway import until
+from tests.support.http2_client import connect_http2
 from tests.support.http_messages import http_response
 from tests.support.inference_messages import (
     HEADER_LENGTH,
@@ -170,3 +171,44 @@ async def test_large_response_of_strings_is_converted_in_time_slices() -> None:
         reply = await client.ask(infer_json())
         assert reply.head.get("Transfer-Encoding") == "chunked"
         assert orjson.loads(reply.body)["outputs"][0]["data"] == ["a"] * 20_000
+
+
+@pytest.mark.parametrize("arrives", [True, False])
+async def test_body_over_http2_is_waited_for_while_some_of_it_comes(
+    arrives: bool, fast_path_requests: list[str]
+) -> None:
+    """Other streams have their share of a connection, so that it may take longer than usual."""
+    tensor = _tensor(200_000)
+    data = _binary(tensor).partition(b"\r\n\r\n")[2]
+    size = str(len(data) - len(tensor))
+    headers = ((HEADER_LENGTH.lower(), size), ("content-length", str(len(data))))
+    async with (
+        ScriptedServer(_echo_tensor) as server,
+        listening(server) as here,
+        connect_http2(here.url) as client,
+    ):
+        _wait_longer(here)
+        await client.call("GET", "/v2/x")  # connects to the server
+        stream = client.send_headers("POST", "/v2/models/m/infer", headers)
+        await client.send_data(stream, data[:20_000], end_stream=False)
+        await until(lambda: _received(here) == 20_000)
+        (call,) = here.listener._active_calls
+        call.on_timeout()
+        assert call.is_deferred
+        if arrives:
+            await client.send_data(stream, data[20_000:40_000], end_stream=False)
+            await until(lambda: _received(here) == 40_000)
+        call.on_timeout()
+        assert call.is_deferred
+        call.on_timeout()
+        assert call.is_deferred == arrives
+        await client.send_data(stream, data[40_000:] if arrives else data[20_000:])
+        assert (await client.response(stream)).body.endswith(tensor)
+        assert fast_path_requests == ["/v2/x", *(["/v2/models/m/infer"] if arrives else [])]
+        await here.until_idle()
+        assert here.listener.deferrals.size == 0
+        assert here.listener.buffers.total == 0
+
+
+def _received(here: FastPathListener) -> int:
+    return sum(call.record.request_bytes for call in here.listener._active_calls)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import tracemalloc
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import given, settings
@@ -24,11 +25,18 @@ def make_reader(words: ErrorVocabulary = REQUEST, cap: int = CAP) -> MessageRead
     return MessageReader(cap, CAP_NAME, words)
 
 
+def pieces_of(reader: MessageReader, body: bytes) -> Iterator[MessagePiece]:
+    """Feed a piece of a body, and yield the pieces of messages in it."""
+    reader.feed(body)
+    while (piece := reader.next_piece()) is not None:
+        yield piece
+
+
 def feed(reader: MessageReader, body: bytes) -> list[tuple[bytes, int, bool, bool, bool]]:
     """Feed a piece; return the pieces of messages as plain tuples."""
     return [
         (bytes(each.data), each.size, each.is_compressed, each.begins, each.ends)
-        for each in reader.feed(body)
+        for each in pieces_of(reader, body)
     ]
 
 
@@ -69,7 +77,7 @@ def read(pieces: list[bytes], reader: MessageReader) -> tuple[list[tuple[bool, b
     found = Collector()
     try:
         for piece in pieces:
-            for each in reader.feed(piece):
+            for each in pieces_of(reader, piece):
                 found.add(each)
         reader.end()
     except GatewayError as error:
@@ -146,11 +154,12 @@ def test_invalid_body_is_the_fault_of_who_sent_it(
 def test_reader_buffers_no_data() -> None:
     piece = bytes(64 * 1024)
     reader = make_reader(cap=2**32 - 1)
-    list(reader.feed(frame(2**32 - 1)))
+    feed(reader, frame(2**32 - 1))
     tracemalloc.start()
     try:
         for _ in range(100):
-            for each in reader.feed(piece):
+            for each in pieces_of(reader, piece):
+                assert isinstance(each.data, memoryview)
                 assert each.data.obj is piece
         peak = tracemalloc.get_traced_memory()[1]
     finally:

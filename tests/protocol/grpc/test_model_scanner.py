@@ -56,6 +56,23 @@ def scan_error(*pieces: bytes) -> str:
 
 
 @LAW
+@given(st.data(), st.lists(named_messages(), min_size=2, max_size=4))
+def test_messages_after_the_first_are_scanned_as_if_each_was_the_only_one(
+    data: st.DataObject, messages: list[bytes]
+) -> None:
+    scanner = ModelScanner((2, 1), 3, 6, b"a")
+    for message in messages:
+        pieces, alone = data.draw(cuts(message)), ModelScanner((2, 1), 3, 6, b"a")
+        scanner.begin()
+        error = scan(alone, pieces)
+        assert scan(scanner, pieces) == error
+        assert (scanner.model, scanner.names) == (alone.model, alone.names)
+        assert (scanner.marked, scanner.fields) == (alone.marked, alone.fields)
+        if error:
+            return  # that ends the stream
+
+
+@LAW
 @given(st.data(), named_messages())
 def test_name_and_version_are_those_of_the_runtime_wherever_they_stand(
     data: st.DataObject, message: bytes

@@ -40,6 +40,7 @@ from tests.support.servers.http2_server import (
 )
 from tests.support.servers.scripted_server import Connection, ScriptedServer
 from tests.upstream.endpoints import (
+    RecordingReceiver,
     Repeatable,
     blocking_server,
     call,
@@ -390,6 +391,37 @@ async def test_large_message_passes_with_bounded_memory(http2_at: Http2EndpointA
         assert dict(response.trailers)["grpc-status"] == "0"
         response.close()
     assert most < 4 * MIB
+
+
+async def test_server_may_send_all_of_a_response_at_once_if_the_last_one_was_large(
+    http2_at: Http2EndpointAt,
+) -> None:
+    large, small = message(bytes(200_000)), message(b"ok")
+    sent = (small, large, large, small, large)
+    first_windows: list[int] = []
+
+    async def play(peer: Http2Peer) -> None:
+        for number, body in enumerate(sent):
+            stream = await peer.request(number)
+            first_windows.append(peer.h2.local_flow_control_window(stream.id))
+            await peer.respond(stream, body, trailers=[("grpc-status", "0")])
+        await peer.serve_to_end()
+
+    async with connected(http2_at, http2_script(play)) as (_, endpoint):
+        assert (await call(endpoint, (b"x",))).body == small  # connects to the server
+        template = RequestTemplate("POST", "/x", ())
+        for body in sent[1:]:
+            receiver = RecordingReceiver(untouched=True)
+            connection = endpoint.try_reserve_stream()
+            assert connection is not None
+            connection.send(template, b"", (b"x",), receiver)
+            await receiver.done.wait()
+            if receiver.responses:  # it took longer
+                assert (await read_reply(receiver.responses[0])).body == body
+            else:
+                assert receiver.complete[0][1] == body
+            connection.close()
+    assert [size >= len(large) for size in first_windows] == [False, False, True, True, False]
 
 
 async def test_restarted_server_loses_no_call_that_can_be_retried(
