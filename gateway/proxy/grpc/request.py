@@ -434,7 +434,7 @@ class ModelRewriter:
                 chunks.append(self._names(name_field))
         if sum(map(len, chunks)) <= CONVERT_CHUNK:
             return [b"".join(chunks)] if chunks else []
-        return chunks
+        return [chunk for chunk in chunks if chunk]  # an empty one would end the body
 
     async def _decompress(self, part: MessagePiece) -> None:
         if part.begins:
