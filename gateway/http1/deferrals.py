@@ -9,7 +9,8 @@ from gateway.system.timeout_queue import TimeoutListener, TimeoutQueue
 DEFER_TIMEOUT: Final = 0.1
 """Seconds to wait for the rest of a small body, which many peers send after its head."""
 LARGE_DEFER_TIMEOUT: Final = 0.002
-"""The same for a large body: over a slow network it is better passed on as it arrives."""
+"""The same for a large body: over a slow network it is better passed on as it arrives. Over HTTP/2,
+the wait begins anew while some of it comes, for ``DEFER_TIMEOUT`` in all."""
 
 _MAX_SMALL: Final = 128 * 1024
 """Bytes of the largest small body of known length."""

@@ -13,7 +13,7 @@ from gateway.system.bounded_cache import BoundedCache
 _NAME: Final = re.compile(rb"[!#$%&'*+.^_`|~0-9a-z-]+")
 _UPPERCASE: Final = re.compile(rb"[A-Z]")
 # Section 8.2.1, and RFC 9110, section 5.5: control characters have no place in any field.
-_OF_VALUES: Final = b"\t" + bytes(range(0x20, 0x7F)) + bytes(range(0x80, 0x100))
+_VALUE_BYTES: Final = b"\t" + bytes(range(0x20, 0x7F)) + bytes(range(0x80, 0x100))
 # What becomes of these in HTTP/1.1 must not be another request: section 10.3.
 _METHOD: Final = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _SCHEME: Final = re.compile(rb"[A-Za-z][A-Za-z0-9+.-]*")
@@ -150,7 +150,7 @@ def _check_pseudo(
 def _check_field(field: Header, stream_id: int) -> None:
     """Check a regular field, and remember that it is valid."""
     name, value = field
-    if name in NOT_INDEXED:  # another value each time
+    if name in NOT_INDEXED:  # a valid name, with another value each time
         if name == b"grpc-message":
             # Triton's texts may end with a space, which gRPC does not encode.
             value = value.strip(b" ")
@@ -171,9 +171,9 @@ def _check_field(field: Header, stream_id: int) -> None:
 
 
 def _check_value(name: bytes, value: bytes, stream_id: int) -> None:
-    # Of what has no other character, nothing is left. A regular expression takes five times as
-    # long for the traceparent of each request.
-    if value.translate(None, _OF_VALUES) or value != value.strip(_SPACE):
+    # Nothing is left of a valid value. A regular expression takes five times as long for the
+    # traceparent of each request.
+    if value.translate(None, _VALUE_BYTES) or value != value.strip(_SPACE):
         raise _malformed(
             f"the value of {_quoted(name)} has control characters, or white space around it",
             stream_id,

@@ -60,7 +60,7 @@ class ReadRequest(NamedTuple):
 
 
 def read_infer_request(data: Buffer, header_cap: int, tensor_cap: int = MAX_TENSORS) -> ReadRequest:
-    """Read a whole ModelInferRequest; its raw contents become views of ``data``.
+    """Read a whole ModelInferRequest; its raw contents become views of ``data``, or of a copy.
 
     ``header_cap`` limits the bytes beside data, ``tensor_cap`` the inputs and requested outputs.
     Raises GatewayError: 400 that names the tensor, or the byte that is no protobuf; 413.
@@ -139,7 +139,7 @@ class ReadResponse(NamedTuple):
 
 
 def read_infer_response(data: Buffer, header_cap: int) -> ReadResponse:
-    """Read a whole ModelInferResponse; its raw contents become views of ``data``.
+    """Read a whole ModelInferResponse; its raw contents become views of ``data``, or of a copy.
 
     ``header_cap`` limits the bytes beside data. Raises GatewayError (502) that names the tensor, or
     the byte that is no protobuf.
@@ -208,7 +208,7 @@ class StreamResponse(NamedTuple):
 
 
 def read_stream_response(data: Buffer, header_cap: int) -> StreamResponse:
-    """Read a message; its raw contents become views of ``data``.
+    """Read a message; its raw contents become views of ``data``, or of a copy.
 
     ``header_cap`` limits the bytes beside data. MLServer streams ModelInferResponse, without the
     message of the protocol around it. Raises GatewayError (502) for an invalid message.

@@ -14,7 +14,6 @@ from gateway.protocol.grpc.wire import Buffer
 
 PREFIX_SIZE: Final = 5
 
-
 _MAX_COPY: Final = 16 * 1024
 """Data of at most so many bytes are copied, if they come in bytes: that costs less than a view."""
 

@@ -96,7 +96,7 @@ class ModelScanner:
         """Why not all of them are there, for callers that must know them: they are too large."""
         self._marked_size = 0
         self.values: dict[int, str] = {}
-        """What the fields have that tell the model: two messages with the same name the same."""
+        """The values of the fields that name the model, by their numbers."""
         self._is_taken = False
         self._offset = 0
         """Bytes of the message before this piece, or before the field that is incomplete."""

@@ -188,7 +188,7 @@ async def _body(call: Call, reservation: Reservation) -> Body:
     marking = await marking_request(call) if is_checked else None
     request = call.request if marking is None else marking
     if request.content_length is None:
-        return _pieces(call, request) if marking is None else checked_pieces(call, marking)
+        return _pieces(call, request) if marking is None else _checked_pieces(call, marking)
     body = ClientBody(request, _ANY_SIZE, call.deadline)  # each message has its cap
     data = await body.read_all(reservation)
     if marking is not None:
@@ -312,7 +312,7 @@ async def _pieces(call: Call, request: ClientRequest) -> Chunks:
         yield piece
 
 
-async def checked_pieces(call: Call, request: GrpcRequest) -> Chunks:
+async def _checked_pieces(call: Call, request: GrpcRequest) -> Chunks:
     """Yield a request's body, without the end of a message that ``check_outputs`` refuses."""
     while piece := await request.read_within(call.deadline):
         if request.has_marked:

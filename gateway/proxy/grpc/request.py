@@ -102,7 +102,7 @@ class GrpcRequest(ClientRequest):
         self._ready: deque[bytes | memoryview] = deque()
         """What the next reads return."""
         self._checked: dict[int, str] | None = None
-        """What the last message that was checked has in the fields of its model."""
+        """The values of the last message that was checked, by the fields that name its model."""
         self._next_slice = next_slice
         self._work = 0
         """What was done since other calls had a time slice; a field counts 1."""
@@ -172,7 +172,7 @@ class GrpcRequest(ClientRequest):
 
     async def read_within(self, deadline: Deadline) -> bytes | memoryview:
         """Read as ``read`` does, with the client expected; see ClientRequest."""
-        if self._ready:
+        if self._ready:  # else the inner request does so
             deadline.expect_client()
         return await self._read(deadline)
 
@@ -434,7 +434,7 @@ class ModelRewriter:
                 chunks.append(self._names(name_field))
         if sum(map(len, chunks)) <= CONVERT_CHUNK:
             return [b"".join(chunks)] if chunks else []
-        return chunks
+        return [chunk for chunk in chunks if chunk]  # an empty one would end the body
 
     async def _decompress(self, part: MessagePiece) -> None:
         if part.begins:

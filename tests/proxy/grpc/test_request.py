@@ -232,6 +232,7 @@ async def test_tiny_pieces_that_are_read_ahead_take_little_more_than_their_bytes
 INFER = find_method("/inference.GRPCInferenceService/ModelStreamInfer")
 LOAD = find_method("/inference.GRPCInferenceService/RepositoryModelLoad")
 GZIP = CIMultiDictProxy(CIMultiDict({"grpc-encoding": "gzip"}))
+LARGE_MESSAGE = _message(data=LARGE)[5:]
 
 
 def _rewriter(
@@ -282,6 +283,20 @@ def test_name_goes_where_it_was_found(name_field: int) -> None:
     message = field(name_field, b"old")
     sent = _feed(_rewriter(MemoryBudget(0), LOAD, "3"), _framed(message), name_field)
     assert sent == [_framed(message + field(name_field, b"new"))]
+
+
+@pytest.mark.parametrize("cut", range(1, 8))
+@pytest.mark.parametrize("second", [b"", _message()[5:]], ids=["empty", "small"])
+async def test_rewritten_stream_goes_on_behind_a_large_message(second: bytes, cut: int) -> None:
+    """An empty piece, as for a message of which only the size is there, would end the body."""
+    messages = [_message()[5:], LARGE_MESSAGE, second, _message()[5:]]
+    start = b"".join(map(_framed, messages[:2]))
+    rest = b"".join(map(_framed, messages[2:]))
+    request = _grpc(start + rest[:cut], rest[cut:], method="ModelStreamInfer")
+    await _find(request)
+    await request.route(2**30, lambda _: None, _rewriter(MemoryBudget(2**30)))
+    renamed = [_framed(message + field(1, b"new")) for message in messages]
+    assert await _rest(request) == b"".join(renamed)
 
 
 def test_large_data_is_not_copied() -> None:
