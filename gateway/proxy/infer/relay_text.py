@@ -108,7 +108,7 @@ class _TextRelay:
         buffered = CONVERT_CHUNK + self._converter.buffered_bytes
         for part in self._parts:
             # What is offloaded becomes up to four times as many bytes.
-            buffered += 5 * MAX_FAST_RESPONSE if isinstance(part, OffloadedText) else len(part)
+            buffered += 5 * part.size if isinstance(part, OffloadedText) else len(part)
         if self._relay.response.started:
             self._reservation.resize_unchecked(buffered)
         else:

@@ -118,6 +118,18 @@ async def test_little_of_a_response_waits_for_busy_threads() -> None:
     assert relay.destination.memory_budget.total == 0
 
 
+async def test_parts_of_a_response_are_reserved_by_their_sizes() -> None:
+    relay, threads = _Relay(), _StuckThreads()
+    relay.destination = replace(relay.destination, offloader=threads)
+    values = [bytes(16_384)] * 16
+    header = binary_response_header(*map(len, values))
+    task = asyncio.create_task(relay.run(_binary(header, *values), ALL_JSON))
+    await threads.awaited.wait()
+    assert relay.destination.memory_budget.total < 2**20
+    task.cancel()
+    await asyncio.wait([task])
+
+
 class _LateThreads(_StuckThreads):
     """Finishes a job only once somebody waits for it, with nothing."""
 
