@@ -47,6 +47,8 @@ class OffloadThreads(Offloader):
         self._pool: _native.ThreadPool | None = None
         self._notified = -1
         self._waiters: dict[_native.Conversion, asyncio.Future[None]] = {}
+        self._has_helped = False
+        """Whether a waiting call has done a job in this turn of the event loop."""
         self._is_closed = False
         self._next_start = 0.0
 
@@ -90,12 +92,15 @@ class OffloadThreads(Offloader):
             self._wake(list(self._waiters.values()))
 
     async def wait_for(self, conversion: _native.Conversion) -> None:
-        """Wait for a conversion, and do others meanwhile."""
+        """Wait for a conversion, and do others meanwhile: one in a turn of the event loop."""
         while not conversion.done:
-            if self._pool is not None and self._pool.run_newest():
-                await asyncio.sleep(0)
-            elif self._pool is None:
+            if self._pool is None:
                 await asyncio.sleep(_POLL_INTERVAL)
+            elif self._pool.queued:
+                if not self._has_helped and self._pool.run_newest():
+                    self._has_helped = True
+                    self._loop.call_soon(self._begin_turn)
+                await asyncio.sleep(0)
             elif conversion.notify():
                 waiter = self._waiters[conversion] = self._loop.create_future()
                 try:
@@ -117,6 +122,9 @@ class OffloadThreads(Offloader):
             return None
         self._loop.add_reader(self._notified, self._on_done)
         return self._pool
+
+    def _begin_turn(self) -> None:
+        self._has_helped = False
 
     def _on_done(self) -> None:
         """Wake the calls whose conversions are done."""

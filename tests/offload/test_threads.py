@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import itertools
 import json
 import os
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -152,6 +153,22 @@ async def test_other_tasks_run_between_jobs_done_here(monkeypatch: pytest.Monkey
             await asyncio.sleep(0)
             counts.append(sum(future.done for future in futures))
         assert {1, 2} <= set(counts)
+        await busy.wait()
+
+
+async def test_waiting_calls_do_one_job_in_a_turn_of_the_event_loop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with _offload() as offload:
+        busy = await _keep_busy(offload, monkeypatch)
+        futures = [await _submitted(offload) for _ in range(4)]
+        counts = [0]
+        waiting = [asyncio.create_task(future.wait()) for future in futures]
+        while not all(task.done() for task in waiting):
+            await asyncio.sleep(0)
+            counts.append(sum(future.done for future in futures))
+        assert not busy.done
+        assert max(after - before for before, after in itertools.pairwise(counts)) == 1
         await busy.wait()
 
 

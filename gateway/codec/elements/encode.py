@@ -25,9 +25,12 @@ TextChunk = bytes | memoryview
 
 
 class OffloadedText:
-    """Text that is encoded elsewhere."""
+    """Text that ``size`` bytes of a tensor become elsewhere."""
 
-    def __init__(self, future: OffloadFuture, encode_here: Callable[[], TextChunk]) -> None:
+    def __init__(
+        self, size: int, future: OffloadFuture, encode_here: Callable[[], TextChunk]
+    ) -> None:
+        self.size = size
         self.future = future
         self._encode_here = encode_here
         self._has_failed = False
@@ -114,8 +117,9 @@ class NumberEncoder:
             future = offloader.encode(complete, self._datatype, self._nonfinite, first > 0)
         if future is None:
             return [self._encode_next(complete)]
-        self.count += len(complete) // self._size
-        return [OffloadedText(future, lambda: self.encode(complete, first, (), first > 0))]
+        size = len(complete)
+        self.count += size // self._size
+        return [OffloadedText(size, future, lambda: self.encode(complete, first, (), first > 0))]
 
     def _complete_elements(self, data: bytes | memoryview) -> bytes | memoryview:
         """Return the bytes of the complete elements, and buffer the rest."""

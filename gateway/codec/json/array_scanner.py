@@ -63,6 +63,11 @@ class ElementRun:
         """Return the size of the text in bytes."""
         return self.size
 
+    def detach(self) -> None:
+        """Copy the text from where it was received, which it would pin, so that it may wait."""
+        if not isinstance(self.buffer, bytes):
+            self.buffer, self.start = self.text, 0
+
     def balanced(self) -> bytes:
         """Return the run as a JSON array, with the brackets that it lacks."""
         if not (self.depth_before or self.depth_after):

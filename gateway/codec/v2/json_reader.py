@@ -167,7 +167,10 @@ class JsonMessageReader(ABC):
             self._arrays.append(DataArray(event.index, label))
             self._update_array(self._arrays[-1], event.fields)
         else:
-            self._queue.append((self._arrays[-1], event))
+            array = self._arrays[-1]
+            if array.sink is None and isinstance(event, ElementRun):
+                event.detach()
+            self._queue.append((array, event))
             self.buffered_data_bytes += len(event)
             self._work += min(len(event), _WINDOW_WORK)
 

@@ -74,8 +74,9 @@ class _TextRelay:
     async def _convert(self, chunks: Chunks) -> None:
         """Convert the chunks, and send what is finished.
 
-        Time slices are taken by the bytes converted in this thread, not by the text: buffered rows
-        give no text for a long time, and a server's data may all be there without a pause.
+        Time slices are taken by the bytes read, not by the text: buffered rows give no text for a
+        long time, a server's data may all be there without a pause, and to send what threads have
+        converted takes time, too.
         """
         destination, converter = self._relay.destination, self._converter
         offloader = destination.offloader_for(self._relay.upstream_response.content_length)
@@ -83,15 +84,11 @@ class _TextRelay:
             position = 0
             while position < len(chunk):
                 end = position + self._piece_size()
-                is_offloaded = True
-                for part in converter.parts(chunk[position:end], offloader):
-                    self._parts.append(part)
-                    is_offloaded = is_offloaded and isinstance(part, OffloadedText)
+                self._parts.extend(converter.parts(chunk[position:end], offloader))
                 position = end
                 self._reserve()
                 await self._send_finished(_MAX_QUEUED_PARTS)
-                if not is_offloaded:
-                    await destination.scheduler.next_slice()
+                await destination.scheduler.next_slice()
 
     def _piece_size(self) -> int:
         """Return the bytes of a response to convert at once: more if they are numbers alone."""
@@ -111,7 +108,7 @@ class _TextRelay:
         buffered = CONVERT_CHUNK + self._converter.buffered_bytes
         for part in self._parts:
             # What is offloaded becomes up to four times as many bytes.
-            buffered += 5 * MAX_FAST_RESPONSE if isinstance(part, OffloadedText) else len(part)
+            buffered += 5 * part.size if isinstance(part, OffloadedText) else len(part)
         if self._relay.response.started:
             self._reservation.resize_unchecked(buffered)
         else:

@@ -366,6 +366,22 @@ def test_large_feed_is_converted_in_steps(datatype: str, element: str, window: i
     assert codec.buffered_data_bytes == 200_000 * (4 if datatype == "BYTES" else 1)
 
 
+def test_numbers_of_unknown_datatype_do_not_pin_what_they_were_received_in() -> None:
+    received = bytearray(b'{"inputs":[{"name":"a","data":[1')
+    reader = InferRequestReader(HEADER_CAP, DEPTH_CAP)
+    reader.feed(bytes(received))
+    received[:] = b",1" * 400_000
+    reader.feed(memoryview(received))
+    while reader.step():
+        pass
+    received.clear()  # raises if there is a view
+    reader.feed(b'],"shape":[400001],"datatype":"UINT8"}]}')
+    reader.feed(b"", last=True)
+    while reader.step():
+        pass
+    assert b"".join(reader.finish().chunks) == bytes([1]) * 400_001
+
+
 def test_many_arrays_are_converted_in_steps() -> None:
     entry = '{"name":"x%d","datatype":"INT8","shape":[1],"data":[%d]}'
     body = '{"inputs":[' + ",".join(entry % (i, i % 100) for i in range(2000)) + "]}"

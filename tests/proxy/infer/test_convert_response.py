@@ -118,6 +118,18 @@ async def test_little_of_a_response_waits_for_busy_threads() -> None:
     assert relay.destination.memory_budget.total == 0
 
 
+async def test_parts_of_a_response_are_reserved_by_their_sizes() -> None:
+    relay, threads = _Relay(), _StuckThreads()
+    relay.destination = replace(relay.destination, offloader=threads)
+    values = [bytes(16_384)] * 16
+    header = binary_response_header(*map(len, values))
+    task = asyncio.create_task(relay.run(_binary(header, *values), ALL_JSON))
+    await threads.awaited.wait()
+    assert relay.destination.memory_budget.total < 2**20
+    task.cancel()
+    await asyncio.wait([task])
+
+
 class _LateThreads(_StuckThreads):
     """Finishes a job only once somebody waits for it, with nothing."""
 
@@ -155,7 +167,24 @@ async def test_conversion_yields_to_other_calls() -> None:
     assert waiting.turns > len(values) / 65536
 
 
-async def test_rows_yield_to_other_calls_while_they_are_sent() -> None:
+async def test_text_of_threads_yields_to_other_calls() -> None:
+    class PromptThreads(_LateThreads):
+        done = True
+
+    class PromptClient(ScriptedClientResponse):
+        async def write(self, data: bytes | memoryview) -> None:
+            self.body += data
+
+    relay = _Relay()
+    relay.client_response = PromptClient(relay.log)
+    relay.destination = replace(relay.destination, offloader=PromptThreads())
+    values = bytes(8_000_000)
+    with others() as waiting:
+        await relay.run(_binary(binary_response_header(len(values)), values), ALL_JSON)
+    assert waiting.turns > len(values) / 2**17
+
+
+async def test_rows_yield_to_other_calls_while_they_are_buffered_and_sent() -> None:
     relay = _Relay()
     limits = replace(relay.destination.limits, max_buffered_body_bytes=1_000_000)
     relay.destination = replace(relay.destination, limits=limits)
@@ -171,7 +200,8 @@ async def test_rows_yield_to_other_calls_while_they_are_sent() -> None:
     with others() as waiting:
         got = await relay.run(response, ALL_BINARY, V1ResponseLayout(V1Format.ROWS))
     assert len(got.body) > 1_000_000
-    # All text of rows is made when the last of the data is there.
+    # All text of rows is made when the last of the data is there; until then there is none to send.
+    assert turns[0] >= 400_000 // 32_768
     assert turns[-1] - turns[0] >= len(got.body) // 65_536 - 1
 
 
