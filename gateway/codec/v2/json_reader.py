@@ -26,7 +26,7 @@ _STEP_WORK: Final = 16 * 1024
 """The work of one step, in bytes of text that are converted here: half of a window of strings."""
 _ITEM_WORK: Final = 256
 """The least work of an item: every ten bytes may be one."""
-_WINDOW_WORK: Final = 2 * 1024
+_WINDOW_WORK: Final = 4 * 1024
 """The most work to extract an item, or to have it converted elsewhere."""
 
 # Bytes of memory of objects beside the data, measured by tracemalloc.
