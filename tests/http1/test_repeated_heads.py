@@ -99,6 +99,26 @@ def test_what_is_split_off_a_head_belongs_to_it(heads: list[bytes]) -> None:
         assert not list(pairs)
 
 
+@needs_c
+@pytest.mark.parametrize(
+    ("name", "noted", "is_noted"),
+    [
+        (b"A_B-1", b"a_b-1", True),
+        (b"a^b", b"a~b", False),
+        (b"a@b", b"a`b", False),
+        (b"a\rb", b"a-b", False),
+        (b"a\x11b", b"a1b", False),
+        (b"a\xc1b", b"a\xe1b", False),
+    ],
+)
+def test_only_the_case_of_letters_may_differ_in_a_noted_name(
+    name: bytes, noted: bytes, is_noted: bool
+) -> None:
+    line = name + b": 1\r\n"
+    text, values = (name + b": \r\n", ["1", line]) if is_noted else (line, [])
+    assert native.split_head(b"GET\r\n" + line, (noted,)) == (b"GET\r", text, values)
+
+
 @given(st.binary(max_size=40) | st.text("\r\na", max_size=12).map(str.encode), st.integers(0, 45))
 def test_head_is_cut_off_at_its_end(data: bytes, most: int) -> None:
     for form in (data, memoryview(data)):
