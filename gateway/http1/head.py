@@ -377,16 +377,12 @@ class HeadParser:
         text = b""
         if (split := self._split(head)) is not None:
             line, text, values = split
-            first, known = _request_lines.get(line), self._fields.get(text)
-            if known is not None and first is not None and not first.host:
+            known = self._fields.get(text)
+            if known is not None and not (first := _read_request_line(line)).host:
                 noted = known.note(values)
                 return RequestHead(first, known, noted, known.length_in(noted), self)
         lines = _split_lines(head)
-        line = lines[0]
-        if (first := _request_lines.get(line)) is None:
-            first = _parse_request_line(line)
-            if len(line) <= _MAX_CACHED_LINE:
-                _request_lines.put(line, first)
+        first = _read_request_line(lines[0])
         fields = self._parse_fields(lines)
         for field in fields:
             if field.meaning == _INVALID_HOST:
@@ -405,16 +401,11 @@ class HeadParser:
         text = b""
         if (split := self._split(head)) is not None:
             line, text, values = split
-            first, known = _status_lines.get(line), self._fields.get(text)
-            if known is not None and first is not None:
-                noted = known.note(values)
+            if (known := self._fields.get(text)) is not None:
+                first, noted = _read_status_line(line), known.note(values)
                 return ResponseHead(first, method, known, noted, known.length_in(noted))
         lines = _split_lines(head)
-        line = lines[0]
-        if (first := _status_lines.get(line)) is None:
-            first = _parse_status_line(line)
-            if len(line) <= _MAX_CACHED_LINE:
-                _status_lines.put(line, first)
+        first = _read_status_line(lines[0])
         known = self._collect(self._parse_fields(lines), text)
         return ResponseHead(first, method, known, known.noted, known.length)
 
@@ -470,6 +461,24 @@ class HeadParser:
             fields[places[0]] = host
         elif first.http_1_0:
             fields.append(host)
+
+
+def _read_request_line(line: bytes) -> RequestLine:
+    """Parse the first line of a request, unless it is cached; raises MalformedError."""
+    if (first := _request_lines.get(line)) is None:
+        first = _parse_request_line(line)
+        if len(line) <= _MAX_CACHED_LINE:
+            _request_lines.put(line, first)
+    return first
+
+
+def _read_status_line(line: bytes) -> StatusLine:
+    """Parse the first line of a response, unless it is cached; raises MalformedError."""
+    if (first := _status_lines.get(line)) is None:
+        first = _parse_status_line(line)
+        if len(line) <= _MAX_CACHED_LINE:
+            _status_lines.put(line, first)
+    return first
 
 
 class HeadReader:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -73,7 +73,7 @@ def float_datatype(name: str, dtype: str, floats: FloatFormat) -> Datatype:
     return Datatype(name, Family.FLOAT, np.dtype(dtype), floats=floats)
 
 
-DATATYPES = {
+DATATYPES: Final = {
     datatype.name: datatype
     for datatype in (
         Datatype("BOOL", Family.BOOLEAN, np.dtype("?")),

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from gateway.protocol.datatypes import Datatype
 
-MAX_RANK = 64
+MAX_RANK: Final = 64
 """Dimensions that a tensor may have: numpy's limit."""
 
-MAX_TENSORS = 1024
+MAX_TENSORS: Final = 1024
 """Tensors that a request may have by default."""
 
 
@@ -39,7 +40,7 @@ class ModelMetadata:
 
 # More elements than any body can hold. Beyond it the exact product does not matter, and a shape
 # of many huge dimensions must not cost the time to multiply them.
-_MAX_COUNT = 2**63
+_MAX_COUNT: Final = 2**63
 
 
 def element_count(shape: Sequence[int]) -> int:

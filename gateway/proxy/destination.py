@@ -35,10 +35,10 @@ _UNBOUNDED: Final = 2**63
 ResponsePlans = BoundedCache[
     tuple[tuple[bytes, ...], tuple[object, ...], bool, bool], tuple[Dialect, ResponsePlan]
 ]
-"""What becomes of responses, by their key, the encoding, and two questions.
+"""What becomes of responses: by the key of the head, the encoding, and two flags.
 
-These are whether they came over gRPC, and whether the client gets them in another form than V2's.
-The dialect is the one that decided it.
+The flags are whether the response came over gRPC, and whether the client gets another form than
+V2's. The dialect is the one that decided it.
 """
 
 _HTTP: Final = InferenceProtocol()

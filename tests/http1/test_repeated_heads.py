@@ -8,10 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.build_info import NATIVE
 from gateway.http1 import native
 from gateway.http1.head import HeadParser, MalformedError, MessageHead
 from gateway.http1.native import plain
+
+needs_c = pytest.mark.skipif(
+    native.split_head is plain.split_head, reason="the C module is not compiled"
+)
 
 NOTED = ("content-length", "x-note", "x-both")
 KEYED = ("x-key", "x-both")
@@ -73,7 +76,7 @@ def test_repeated_head_is_read_as_by_a_new_parser(heads: list[bytes], is_request
         assert _read(parser, head, is_request) == _read(HeadParser(KEYED, NOTED), head, is_request)
 
 
-@pytest.mark.skipif(not NATIVE, reason="the C module is not compiled")
+@needs_c
 @given(_similar_heads())
 def test_what_is_split_off_a_head_belongs_to_it(heads: list[bytes]) -> None:
     for head in heads:
@@ -96,6 +99,26 @@ def test_what_is_split_off_a_head_belongs_to_it(heads: list[bytes]) -> None:
         assert not list(pairs)
 
 
+@needs_c
+@pytest.mark.parametrize(
+    ("name", "noted", "is_noted"),
+    [
+        (b"A_B-1", b"a_b-1", True),
+        (b"a^b", b"a~b", False),
+        (b"a@b", b"a`b", False),
+        (b"a\rb", b"a-b", False),
+        (b"a\x11b", b"a1b", False),
+        (b"a\xc1b", b"a\xe1b", False),
+    ],
+)
+def test_only_the_case_of_letters_may_differ_in_a_noted_name(
+    name: bytes, noted: bytes, is_noted: bool
+) -> None:
+    line = name + b": 1\r\n"
+    text, values = (name + b": \r\n", ["1", line]) if is_noted else (line, [])
+    assert native.split_head(b"GET\r\n" + line, (noted,)) == (b"GET\r", text, values)
+
+
 @given(st.binary(max_size=40) | st.text("\r\na", max_size=12).map(str.encode), st.integers(0, 45))
 def test_head_is_cut_off_at_its_end(data: bytes, most: int) -> None:
     for form in (data, memoryview(data)):
@@ -106,7 +129,7 @@ def test_head_is_cut_off_at_its_end(data: bytes, most: int) -> None:
             assert isinstance(cut[1], bytes) == (len(data) <= most)
 
 
-@pytest.mark.skipif(not NATIVE, reason="the C module is not compiled")
+@needs_c
 @pytest.mark.parametrize("arguments", [(), (b"",), (b"", "x"), ("", 1), (b"", 1, 2), (1, ())])
 def test_c_functions_refuse_other_arguments(arguments: tuple[Any, ...]) -> None:
     for function in (native.cut_head, native.split_head):

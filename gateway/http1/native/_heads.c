@@ -82,10 +82,9 @@ is_name(const char *text, Py_ssize_t size, PyObject *name)
 {
     if (!PyBytes_Check(name) || PyBytes_GET_SIZE(name) != size)
         return false;
-    /* More than letters become equal so. But in a valid head, there are no others in a name. */
     const char *lower = PyBytes_AS_STRING(name);
     for (Py_ssize_t at = 0; at < size; at++) {
-        if ((text[at] | 0x20) != lower[at])
+        if (Py_TOLOWER(text[at]) != (unsigned char)lower[at])
             return false;
     }
     return true;

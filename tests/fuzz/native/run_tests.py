@@ -49,12 +49,19 @@ def within_bounds(function: Callable[..., Any]) -> Callable[..., Any]:
             ctypes.memmove(address + offset, bytes(data), len(data))
             view = memoryview(memory).cast("B")[offset:]
             result = function(view, *arguments)
+            if isinstance(result, tuple):
+                result = tuple(map(_copy_view, result))
             view.release()
         finally:
             _libc.free(address)
         return result
 
     return call
+
+
+def _copy_view(part: Any) -> Any:
+    """Copy a view of the data, which are freed."""
+    return memoryview(bytes(part)) if isinstance(part, memoryview) else part
 
 
 def main(path: str, *arguments: str) -> int:
