@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Final
 
 from gateway.system.timeout_queue import TimeoutListener, TimeoutQueue
@@ -14,6 +15,25 @@ the wait begins anew while some of it comes, for ``DEFER_TIMEOUT`` in all."""
 
 _MAX_SMALL: Final = 128 * 1024
 """Bytes of the largest small body of known length."""
+
+
+class Arrivals:
+    """Tells whether a body whose rest is waited for since ``began`` keeps coming.
+
+    Over HTTP/2, other streams have their share of the connection, and other connections theirs of
+    the core.
+    """
+
+    def __init__(self, began: float) -> None:
+        self._began = began
+        self._before = (0, 0)
+        """The bytes that had come at the ends of the last two waits."""
+
+    def renew(self, received: int) -> bool:
+        """Return whether to wait once more: some came in the last two waits."""
+        before, last = self._before
+        self._before = last, received
+        return received > before and time.perf_counter() - self._began < DEFER_TIMEOUT
 
 
 class BodyDeferrals:

@@ -10,7 +10,7 @@ from typing import Final
 
 from gateway.errors import ErrorKind, GatewayError, bad_request
 from gateway.http1.connection import HEAD_COPIES
-from gateway.http1.deferrals import DEFER_TIMEOUT
+from gateway.http1.deferrals import Arrivals
 from gateway.http1.head import MAX_CACHED_HEAD, STATUSES_WITHOUT_BODY, MalformedError, RequestHead
 from gateway.http2.connection import Http2Connection
 from gateway.http2.errors import ErrorCode, Http2Error
@@ -162,8 +162,7 @@ class Http2Call(ClientCall):
         self.head_size = 0
         """Bytes that a large head counts."""
         self._request_bytes = 0
-        self._bytes_before = (0, 0)
-        """Those that had come at the ends of the last two waits for the rest."""
+        self._arrivals: Arrivals | None = None
         self._first_message_size = 0
         """Bytes of the first message of a gRPC call, with its prefix; 0 before that is there."""
 
@@ -249,13 +248,10 @@ class Http2Call(ClientCall):
             self._host.deferrals.shorten(self, self.expected_size or 0)
 
     def on_timeout(self) -> None:
-        """Wait no longer for the rest of the body, unless some came in the last two waits.
-
-        Other streams have their share of the connection, and other connections theirs of the core.
-        """
-        received, (before, last) = self._request_bytes, self._bytes_before
-        self._bytes_before = last, received
-        if received > before and time.perf_counter() - self._started < DEFER_TIMEOUT:
+        """Wait no longer for the rest of the body, unless it keeps coming; see TimeoutListener."""
+        if self._arrivals is None:
+            self._arrivals = Arrivals(self._started)
+        if self._arrivals.renew(self._request_bytes):
             self._host.deferrals.add(self, self.expected_size)
         else:
             super().on_timeout()

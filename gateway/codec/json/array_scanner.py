@@ -225,8 +225,8 @@ class ArrayScanner:
             scan = native.scan_numbers(buffer, start, end)
         stop, close, opened, closed, cut, opened_before_cut, closed_before_cut = scan
         quoted_end = min(start + stop + _QUOTED_SUFFIX, end)
-        behind = bytes(buffer[start + close : start + stop]) if close else b"-"
-        is_end = behind.strip(_SPACE) in (b"", b",")
+        behind = buffer[start + close : start + stop]
+        is_end = close > 0 and bytes(behind).strip(_SPACE) in (b"", b",")
         if is_end and self._depth_behind(opened, closed, buffer, start, close) == 0:
             return self._run(buffer, start, close, 0, close)
         if stopped:

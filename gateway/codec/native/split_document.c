@@ -266,14 +266,15 @@ before_last(const char *at, const char *end, char last)
 
 /* Find the array behind the key at the start of a document; false if the document has others. */
 static bool
-find_prediction(const char *at, const char *end, struct array *array)
+find_prediction(const char *at, const char *end, struct array *array, bool *is_rows)
 {
     at = skip_space(at, end);
     if (at == end || *at != '{')
         return false;
-    array->key = at = skip_space(at + 1, end);
-    if ((array->text.start = after_key(at, end, "\"instances\"", 11)) == NULL
-        && (array->text.start = after_key(at, end, "\"inputs\"", 8)) == NULL)
+    at = skip_space(at + 1, end);
+    array->text.start = after_key(at, end, "\"instances\"", 11);
+    *is_rows = array->text.start != NULL;
+    if (!*is_rows && (array->text.start = after_key(at, end, "\"inputs\"", 8)) == NULL)
         return false;
     const char *close = before_last(array->text.start, end, '}');
     close = close == NULL ? NULL : before_last(array->text.start, close, ']');
@@ -296,14 +297,14 @@ split_prediction(PyObject *Py_UNUSED(module), PyObject *text)
     if (PyObject_GetBuffer(text, &buffer, PyBUF_SIMPLE) < 0)
         return NULL;
     struct array found;
+    bool is_rows;
     PyObject *result = NULL;
-    if (find_prediction(buffer.buf, (const char *)buffer.buf + buffer.len, &found)) {
+    if (find_prediction(buffer.buf, (const char *)buffer.buf + buffer.len, &found, &is_rows)) {
         const struct span *span = &found.text;
         PyObject *array = PyBytes_FromStringAndSize(span->start, span->end - span->start);
         if (array != NULL)
             result = PyTuple_Pack(
-                3, found.key[3] == 's' ? Py_True : Py_False, array,
-                found.is_nested ? Py_True : Py_False);
+                3, is_rows ? Py_True : Py_False, array, found.is_nested ? Py_True : Py_False);
         Py_XDECREF(array);
     } else {
         result = Py_NewRef(Py_None);

@@ -253,8 +253,6 @@ class JsonMessageReader(ABC):
         ):
             result = self._offload(sink, item, self._offloader)
             if result is not None:
-                is_done = isinstance(result, tuple)
-                self._work += _ITEM_WORK + (len(item) if is_done else min(len(item), _WINDOW_WORK))
                 self._offloaded.append(OffloadedRun(sink, item, result))
                 return True
         try:
@@ -273,8 +271,12 @@ class JsonMessageReader(ABC):
             before, after = run.depth_before, run.depth_after
             future = offloader.decode(run.view, tensor.datatype, before, after)
             if future is not None:
+                self._work += _ITEM_WORK + min(len(run), _WINDOW_WORK)
                 return future
-        return tensor.try_decode(run) if self._offloaded else None
+        if not self._offloaded:
+            return None
+        self._work += _ITEM_WORK + len(run)
+        return tensor.try_decode(run)
 
     def _feed(self, sink: ElementSink, item: ElementRun | StringPart) -> None:
         """Convert an item here."""

@@ -106,8 +106,6 @@ class GrpcRequest(ClientRequest):
         self._next_slice = next_slice
         self._work = 0
         """What was done since other calls had a time slice; a field counts 1."""
-        self._chunk_work = 0
-        """What each piece of the message costs beside its fields."""
 
     async def find_model(self, deadline: Deadline, reservation: Reservation) -> NamedModel:
         """Read until it is known which model the first message is for.
@@ -204,7 +202,8 @@ class GrpcRequest(ClientRequest):
             if part.begins:
                 self._begin_message(part)
             for data in self._content(part):
-                self._work += self._chunk_work
+                if self._decompressor is not None:
+                    self._work += _CHUNK_WORK
                 while data:
                     data = self._scan(data)
                     if self._is_turn_over():
@@ -300,9 +299,7 @@ class GrpcRequest(ClientRequest):
                 raise bad_request(f"{rpc.name} takes one message, and the request has more")
             self._scanner.begin()
         self._decompressor = None
-        self._chunk_work = 0
         if part.is_compressed and rpc.name_fields:
-            self._chunk_work = _CHUNK_WORK
             ratio, cap = self._limits.max_decompression_ratio, self.reader.cap
             self._decompressor = MessageDecompressor(self.headers, cap, _CAP_NAME, ratio)
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import AsyncIterable, Iterable, Sequence
 from typing import Final
 
 from multidict import CIMultiDict, CIMultiDictProxy
 
 from gateway.errors import ErrorKind, GatewayError
-from gateway.http1.deferrals import DEFER_TIMEOUT
+from gateway.http1.deferrals import Arrivals
 from gateway.http1.head import MAX_CACHED_HEAD, HeadParser, MalformedError, ResponseHead
 from gateway.http2.hpack import NOT_INDEXED, Header, HeaderList
 from gateway.http2.session import STREAM_WINDOW
@@ -181,8 +180,7 @@ class Http2Exchange(Exchange):
         """Whether a response is held back until it is complete."""
         self._received = 0
         """Bytes of it."""
-        self._received_before = (0, 0)
-        """Those that had come at the ends of the last two waits for the rest."""
+        self._arrivals: Arrivals | None = None
         self._max_held = _MAX_COMPLETE
         self._sends = 0
 
@@ -249,13 +247,10 @@ class Http2Exchange(Exchange):
             super().on_timeout()
 
     def on_timeout(self) -> None:
-        """Wait no longer for the rest of a response, unless some came in the last two waits.
-
-        Other streams have their share of the connection.
-        """
-        received, (before, last) = self._received, self._received_before
-        self._received_before = last, received
-        if received > before and time.perf_counter() - self._held_at < DEFER_TIMEOUT:
+        """Wait no longer for the rest of a response, unless it keeps coming; see Http2Call."""
+        if self._arrivals is None:
+            self._arrivals = Arrivals(self._held_at)
+        if self._arrivals.renew(self._received):
             self.deferrals.add(self, self._max_held)
         else:
             super().on_timeout()
