@@ -17,9 +17,7 @@
 
 #ifdef __x86_64__
 
-#define INLINE __attribute__((always_inline)) static inline
-#define AVX2 __attribute__((target("avx2,bmi,bmi2,popcnt")))
-#define INLINE_AVX2 AVX2 INLINE
+#define INLINE VECTOR_INLINE
 
 /* Keeps a branch, of which the next instructions do not wait for the condition. */
 #define LIKELY(condition) __builtin_expect(condition, 1)
@@ -27,8 +25,6 @@
 typedef const char *cursor;
 
 /* Vectors of gcc and clang, whose operators apply to each lane. */
-typedef uint8_t bytes __attribute__((vector_size(16)));
-typedef int8_t signed_bytes __attribute__((vector_size(16)));
 typedef uint16_t pairs __attribute__((vector_size(16)));
 typedef uint32_t lanes __attribute__((vector_size(16)));
 typedef uint64_t long_lanes __attribute__((vector_size(16)));
@@ -59,7 +55,7 @@ find_characters(cursor at, char least, char most)
     return bits;
 }
 
-INLINE_AVX2 uint64_t
+WIDE INLINE uint64_t
 find_characters_avx2(cursor at, char least, char most)
 {
     __m256i offset = _mm256_set1_epi8((char)(128 - least));
@@ -255,7 +251,7 @@ load_lanes(const void *from)
 
 /* Join digits to numbers of four digits. */
 INLINE lanes
-join_digits(bytes digits)
+join_digits(block digits)
 {
     pairs factor = (pairs){0} + (10 * 256 + 1);
     /* Hidden from gcc, which would multiply by two shifts and two additions. */
@@ -275,12 +271,12 @@ negate(lanes values, lanes are_positive)
 INLINE lanes
 convert_three_digits(cursor at, uint64_t *ends, bool is_signed)
 {
-    bytes text = (bytes)gather_lanes(at - 4, ends) ^ '0';
+    block text = (block)gather_lanes(at - 4, ends) ^ '0';
     /* What is no digit, and all before it in a lane. */
-    lanes others = (lanes)((signed_bytes)text > 9);
+    lanes others = (lanes)((signed_block)text > 9);
     others |= others >> 8;
     others |= others >> 16;
-    lanes values = join_digits(text & ~(bytes)others);
+    lanes values = join_digits(text & ~(block)others);
     if (!is_signed)
         return values;
     lanes minus = (lanes)(text == ('-' ^ '0')) & ~(others >> 8);
@@ -292,13 +288,13 @@ INLINE __m128i
 convert_two(cursor at, uint64_t *ends, __m128i *minus)
 {
     uint64_t first = load_eight(at + take_bit(ends)), second = load_eight(at + take_bit(ends));
-    bytes text = (bytes)(long_lanes){first, second} ^ '0';
-    long_lanes others = (long_lanes)((signed_bytes)text > 9);
+    block text = (block)(long_lanes){first, second} ^ '0';
+    long_lanes others = (long_lanes)((signed_block)text > 9);
     others |= others >> 8;
     others |= others >> 16;
     others |= others >> 32;
     *minus = (__m128i)((long_lanes)(text == ('-' ^ '0')) & ~(others >> 8));
-    return (__m128i)join_digits(text & ~(bytes)others);
+    return (__m128i)join_digits(text & ~(block)others);
 }
 
 /* Convert four numbers of up to seven digits. */
@@ -385,7 +381,7 @@ convert_short(cursor at, const struct text_block *block, enum datatype datatype,
 static const unsigned char KEPT_BITS[40] = {
     [20] = 15, 15, 15, 15, 15, 15, 15, 15, 15, 15, 15, 15, 15, 15, 15, 15, 15, 15, 15, 15};
 
-INLINE_AVX2 __m256i
+WIDE INLINE __m256i
 load_halves(const void *first, const void *second)
 {
     __m256i half = _mm256_castsi128_si256(_mm_loadu_si128(first));
@@ -411,7 +407,7 @@ kept_bits(struct number number)
 }
 
 /* Join the last 16 digits of two numbers to numbers of four digits. */
-INLINE_AVX2 __m256i
+WIDE INLINE __m256i
 join_two(cursor at, struct number first, struct number second)
 {
     __m256i text = load_halves(at + first.end - 16, at + second.end - 16);
@@ -422,7 +418,7 @@ join_two(cursor at, struct number first, struct number second)
 }
 
 /* Join those of two such pairs. The order of numbers becomes first, third, second, fourth. */
-INLINE_AVX2 __m256i
+WIDE INLINE __m256i
 join_four(__m256i first, __m256i second)
 {
     __m256i fours = _mm256_packus_epi32(first, second);
@@ -432,11 +428,11 @@ join_four(__m256i first, __m256i second)
 }
 
 /* Add what is before the last 16 digits. The highest bits of ``misfits`` tell what is too large. */
-INLINE_AVX2 __m256i
+WIDE INLINE __m256i
 add_upper(__m256i values, lanes digits, bool is_signed, __m256i *misfits)
 {
     const int64_t unit = 10000000000000000;
-    __m128i fours = (__m128i)join_digits((bytes)digits);
+    __m128i fours = (__m128i)join_digits((block)digits);
     __m128i too_large = _mm_cmpgt_epi32(fours, _mm_set1_epi32(is_signed ? 922 : 1844));
     __m256i upper = _mm256_cvtepu32_epi64(fours);
     __m256i low = _mm256_mul_epu32(upper, _mm256_set1_epi64x(unit & UINT32_MAX));
@@ -450,7 +446,7 @@ add_upper(__m256i values, lanes digits, bool is_signed, __m256i *misfits)
 }
 
 /* Convert up to four numbers, which the block was cut behind. Return NULL if one does not fit. */
-INLINE_AVX2 char *
+WIDE INLINE char *
 convert_long(cursor at, const struct text_block *block, enum datatype datatype, int size, char *to)
 {
     const bool is_signed = datatype >= INT8;
@@ -541,7 +537,7 @@ decode_datatype(
     }
 }
 
-AVX2 static cursor
+WIDE static cursor
 decode_avx2(cursor at, cursor end, enum datatype datatype, int *depth, char **to)
 {
     const struct functions use = {find_characters_avx2, convert_long};

@@ -13,7 +13,7 @@
 
 #ifdef __x86_64__
 #include <immintrin.h>
-#define WIDE __attribute__((target("avx2,bmi,bmi2")))
+#define WIDE __attribute__((target("avx2,bmi,bmi2,popcnt")))
 #elif defined __aarch64__
 #include <arm_neon.h>
 #define WIDE
