@@ -5,6 +5,8 @@
  * requests consist of, without the steps between. Text that it does not decode with certainty,
  * invalid text included, is left to them.
  *
+ * Most text is read by blocks (decode_blocks.h), and here what is unusual there.
+ *
  * After Daniel Lemire, "Number Parsing at a Gigabyte per Second" (2021). The digits are multiplied
  * by the first 128 bits of the power of ten (powers_of_ten.h, made by the build). The product gives
  * the nearest float of any size. No float is rounded from a double, as that would round twice.
@@ -16,7 +18,7 @@
 #include <string.h>
 
 #include "compare_decimal.h"
-#include "decode_integers.h"
+#include "decode_blocks.h"
 #include "powers_of_ten.h"
 #include "vectors.h"
 
@@ -506,11 +508,11 @@ read_elements(
         if (at == NULL)
             return NULL;
         *to += size;
-    } while ((datatype >= FP16 || at < until) && skip_comma(&at, end));
+    } while (at < until && skip_comma(&at, end));
     return at;
 }
 
-/* Where blocks of integers or booleans may begin, and how far from there if none does. */
+/* Where blocks may begin, and how far from there if none does. */
 struct blocks {
     cursor next;
     ptrdiff_t pause;
@@ -528,7 +530,8 @@ INLINE cursor
 read_blocks(
     cursor at, cursor end, enum datatype datatype, struct blocks *blocks, int *depth, char **to)
 {
-    cursor behind = decode_integers(at, end, datatype, depth, to);
+    decode_function *decode = datatype < FP16 ? decode_integers : decode_floats;
+    cursor behind = decode(at, end, datatype, depth, to);
     blocks->pause = behind == at ? 2 * blocks->pause : BLOCK_AHEAD;
     if (behind != NULL)
         blocks->next = position_ahead(behind, end, blocks->pause);
@@ -549,7 +552,7 @@ read_array(
     struct blocks blocks = {position_ahead(begin, end, BLOCK_BEHIND), BLOCK_AHEAD};
     for (;;) {
         /* An element must follow. */
-        if (datatype < FP16 && at >= blocks.next && depth > 0) {
+        if (at >= blocks.next && depth > 0) {
             at = read_blocks(at, end, datatype, &blocks, &depth, &to);
             if (at == NULL)
                 return -1;

@@ -13,7 +13,7 @@
 
 #ifdef __x86_64__
 #include <immintrin.h>
-#define WIDE __attribute__((target("avx2,bmi,bmi2,popcnt")))
+#define WIDE __attribute__((target("avx2,fma,bmi,bmi2,lzcnt,popcnt")))
 #elif defined __aarch64__
 #include <arm_neon.h>
 #define WIDE
@@ -101,7 +101,8 @@ VECTOR_INLINE bool
 has_wide(void)
 {
 #ifdef __x86_64__
-    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi2");
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi2")
+        && __builtin_cpu_supports("fma");
 #else
     return true;
 #endif

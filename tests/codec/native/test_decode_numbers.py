@@ -290,6 +290,15 @@ ODD_BOOLEANS = [
     *("tralse", "trte", "faaae", "TRUE", "true ", " false", "1", "null", "[true]", "true]"),
     *("[false", "]true", "[]", "true],[false", "true,\tfalse", "tr\0e"),
 ]
+ODD_FLOATS = [
+    *(odd for odd in ODD_INTEGERS if odd != "true"),
+    *("1.", ".5", "-.5", "-", "1.5.", "1.5.5", "1..5", "1.-5", "1 .5", "1. 5", "00.5", "-00.5"),
+    *("0.0", "-0.0", "-0.5", "0.5-", "5.0]", "[0.5", "0.5],[0.5", "1.5e3", "-1e-05", "1.5e", "1/5"),
+    *("NaN", "-Infinity", "null", "1e39", "16777217", "9007199254740993.0", "1.0000000596046448"),
+    *(f"0.{zeros}{'7' * count}" for zeros in ("", "00", "0" * 14) for count in range(1, 22)),
+    *(f"-0.{'7' * count}" for count in range(1, 22)),
+    *(f"{'7' * count}.{'3' * more}" for count in range(2, 20) for more in (1, 3, 18)),
+]
 
 
 def around(odd: str, comma: str, before: int, usual: str) -> bytes:
@@ -299,10 +308,15 @@ def around(odd: str, comma: str, before: int, usual: str) -> bytes:
 
 
 @pytest.mark.parametrize("comma", [",", ", "])
-@pytest.mark.parametrize("datatype", [*INTEGERS, "BOOL"])
+@pytest.mark.parametrize("datatype", ALL)
 def test_c_reader_agrees_with_python_on_an_odd_element_anywhere(datatype: str, comma: str) -> None:
-    usual, size = "false" if datatype == "BOOL" else "10", DATATYPES[datatype].size or 0
-    for odd in ODD_BOOLEANS if datatype == "BOOL" else ODD_INTEGERS:
+    usual, odd_elements = "10", ODD_INTEGERS
+    if datatype == "BOOL":
+        usual, odd_elements = "false", ODD_BOOLEANS
+    elif datatype in FLOATS:
+        usual, odd_elements = "-1.5", ODD_FLOATS
+    size = DATATYPES[datatype].size or 0
+    for odd in odd_elements:
         text = around(odd, comma, MANY, usual)
         found = read(text, datatype)
         assert found in (None, in_python(text, datatype))
@@ -331,6 +345,33 @@ def test_c_reader_reads_long_arrays_of_one_element_and_another(
     expected = np.array(values, DTYPES[datatype]).tobytes()
     flat = b"[" + text.replace(b"[", b"").replace(b"]", b"") + b"]"
     assert read(text, datatype) == read(flat, datatype) == expected
+
+
+def near_middles(datatype: str) -> st.SearchStrategy[str]:
+    """Generate numbers with few digits that are at the middle of two floats, or beside it."""
+    precision, least, _ = FORMATS[datatype]
+    ones = st.integers((-12 - least) << precision - 1, (62 - least) << precision - 1)
+    near = st.builds(
+        lambda bits, places: f"{middle_above(bits, datatype):.{places}f}", ones, st.integers(0, 19)
+    )
+    return near.filter(lambda text: len(text) < 22)
+
+
+@pytest.mark.parametrize("datatype", FLOATS)
+@given(data=st.data())
+def test_c_reader_rounds_long_arrays_of_one_float_and_another(
+    datatype: str, data: st.DataObject
+) -> None:
+    places = data.draw(st.integers(0, 20), label="places")
+    each = st.floats(-999, 999).map(f"{{:.{places}f}}".format) | near_middles(datatype)
+    row = data.draw(st.integers(1, 12), label="row")
+    rows = data.draw(st.lists(st.lists(each, min_size=row, max_size=row), min_size=8, max_size=20))
+    comma = data.draw(st.sampled_from([",", ", "]), label="comma")
+    text = written(rows, comma).encode()
+    expected = [nearest(value, datatype) for row in rows for value in row]
+    joined = None if None in expected else b"".join(each for each in expected if each is not None)
+    flat = b"[" + text.replace(b"[", b"").replace(b"]", b"") + b"]"
+    assert read(text, datatype) == read(flat, datatype) == joined
 
 
 @settings(max_examples=scaled(1000))

@@ -1,6 +1,6 @@
-/* Decodes integers and booleans of an array by blocks of text; needs no Python object. */
-#ifndef DECODE_INTEGERS_H
-#define DECODE_INTEGERS_H
+/* Decodes elements of an array by blocks of text; needs no Python object. */
+#ifndef DECODE_BLOCKS_H
+#define DECODE_BLOCKS_H
 
 #include "datatypes.h"
 
@@ -8,7 +8,7 @@ enum {
     MAX_DEPTH = 64, /* nested arrays */
     /* Characters that are read around the start of a block. */
     BLOCK_BEHIND = 20,
-    BLOCK_AHEAD = 64 + 4,
+    BLOCK_AHEAD = 64 + 20,
 };
 
 /*
@@ -19,7 +19,13 @@ enum {
  * unusual there, or has less than BLOCK_AHEAD characters left. Return NULL if an element does not
  * fit. ``to`` is moved behind the elements; most_elements of what is left must have room there.
  */
-const char *decode_integers(
+typedef const char *decode_function(
     const char *at, const char *end, enum datatype datatype, int *depth, char **to);
+
+/* Of integers and booleans. */
+decode_function decode_integers;
+
+/* Of FP32 and FP64. Those that do not fit are unusual, as all with exponents. */
+decode_function decode_floats;
 
 #endif
