@@ -5,8 +5,11 @@ from __future__ import annotations
 _LEAST, _MOST = -342, 308
 """Exponents of the powers of ten: times 64 bits of digits, lesser ones give 0, others infinity."""
 
-_LEAST_UNIT, _MOST_UNIT = -1074, 971
-"""Exponents of the powers of two that doubles are multiples of."""
+_LEAST_UNIT, _MOST_UNIT = -1075, 972
+"""Exponents of the powers of two that doubles are multiples of, and one more at each end."""
+
+_LEAST_POWER_FP32, _LEAST_POWER_FP64 = -45, -324
+"""The least powers of ten at or below a power of two that FP32 and FP64 are multiples of."""
 
 
 def powers_of_ten() -> str:
@@ -40,42 +43,54 @@ def _rows(numbers: list[int]) -> str:
 def _layouts() -> str:
     """Give C tables that tell where the digits of a float stand in its text; see encode_numbers.c.
 
-    There are 8 digits of FP32 and 16 of FP64, the last of them in the lowest byte, and one more.
-    Rows go by the digits before the point, then by the zeros that the digits begin with. The text
-    has ``longest`` characters, less one per zero that the digits end with, but ``least``.
+    Each place is that of a byte with a digit. There are 9 digits of FP32: the last one is byte 7,
+    the first one byte 15. Of the 17 digits of FP64, the first 16 characters see all but the last
+    one, the others all but the first one, from byte 15 down.
+
+    A text ends behind its last digit other than 0, or behind that of the bit ``least``. ``end``
+    follows, an exponent and a comma, with its size as the last byte.
+
+    The first row is "0.0". Those of FP32 go by the power of ten of the digits but the last, then by
+    the zeros that the digits begin with; those of FP64 by the digits before the point.
     """
-    tables = []
-    for name, digits, least, most, zeros in (("4", 8, -5, 13, 3), ("8", 16, -4, 16, 2)):
-        rows = [
-            _layout(digits, before, skipped)
-            for before in range(least, most + 1)
-            for skipped in range(zeros)
-        ]
-        tables.append(f"static const struct layout LAYOUTS_{name}[] = {{\n{''.join(rows)}}};\n")
-    return f"""\
-struct layout {{ unsigned char places[32], characters[32], last, longest, least, unused[13]; }};
-{"".join(tables)}"""
-
-
-def _layout(digits: int, before: int, skipped: int) -> str:
-    """Give the row of a table; a place is the number of a digit, -1 for a 0, None for the point."""
-    lead = list(range(skipped, skipped + before)) or [-1] * (1 - before)
-    places = [*lead[:1], None, *lead[1:]] if before <= 0 else [*lead, None]
-    places += range(skipped + max(before, 0), 32)
-    digits_at = places[:32]
-    shuffled = [
-        digits - 1 - place if place is not None and 0 <= place < digits else 0x80
-        for place in digits_at
+    fp32 = [
+        _layout(9, power + 9 - zeros, zeros, range(-5, 14))
+        for power in range(_LEAST_POWER_FP32, 32)
+        for zeros in range(3)
     ]
-    characters = [ord("." if place is None else "0") for place in digits_at]
-    last = digits_at.index(digits)
-    others = 2 - before if before <= 0 else 1
-    fields = [last, digits + 1 - skipped + others, before + 2 if before > 0 else 0]
-    return f"    {{{_braced(shuffled)}, {_braced(characters)}, {str(fields)[1:-1]}, {{0}}}},\n"
+    powers = range(_LEAST_POWER_FP64, 294)
+    fp64 = [_layout(17, power + 16, 0, range(-4, 17)) for power in powers]
+    zero = _layout_row([0x80] * 32, b"0.0".ljust(32), 4, ",")
+    return f"""\
+enum {{ LEAST_POWER_FP32 = {_LEAST_POWER_FP32}, LEAST_POWER_FP64 = {_LEAST_POWER_FP64} }};
+struct layout {{
+    unsigned char places[32], characters[32], end[8];
+    uint32_t least;
+}} __attribute__((aligned(32)));
+static const struct layout LAYOUTS_FP32[] = {{
+{zero}{"".join(fp32)}}};
+static const struct layout LAYOUTS_FP64[] = {{
+{zero}{"".join(fp64)}}};"""
 
 
-def _braced(numbers: list[int]) -> str:
-    return f"{{{', '.join(map(str, numbers))}}}"
+def _layout(digits: int, before: int, zeros: int, plain: range) -> str:
+    """Give a row of a table; a place is the number of a digit, -1 for a 0, None for the point."""
+    end, least = ",", 1 << max(before + 1, 0)
+    if before not in plain:
+        end, least, before = f"e{before - 1:+},", 1, 1
+    lead = list(range(zeros, zeros + before)) or [-1] * (1 - before)
+    places = [*lead[:1], None, *lead[1:]] if before <= 0 else [*lead, None]
+    places = [*places, *range(zeros + max(before, 0), 32)][:32]
+    shuffled = [
+        0x80 if place is None or not 0 <= place < digits else 15 + at // 16 - place
+        for at, place in enumerate(places)
+    ]
+    return _layout_row(shuffled, bytes(46 if each is None else 48 for each in places), least, end)
+
+
+def _layout_row(places: list[int], characters: bytes, least: int, end: str) -> str:
+    fields = places, [*characters], [*end.ljust(7).encode(), len(end)]
+    return "    {" + "".join(f"{{{str(each)[1:-1]}}}, " for each in fields) + f"{least}}},\n"
 
 
 def _short_number(number: int) -> str:

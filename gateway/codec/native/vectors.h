@@ -1,8 +1,9 @@
 /*
- * Sixteen bytes at a time, by SSE2, NEON or plain C: what the compiler's own vectors lack.
+ * Sixteen or 32 bytes at a time, by SSE2, AVX2, NEON or plain C: what the compiler's own vectors
+ * lack.
  *
  * WIDE is defined for processors that may have more: AVX2, or NEON's table lookup. A function with
- * WIDE may only be called if has_wide().
+ * WIDE may only be called if has_wide(). Whatever has AVX2 and BMI2 has BMI, LZCNT and POPCNT.
  */
 #ifndef VECTORS_H
 #define VECTORS_H
@@ -108,57 +109,177 @@ has_wide(void)
 #endif
 }
 
-/* Split two numbers below 10^8 into sixteen digits, the last of the lower one first. */
+/* Four numbers of 64 bits, or two halves of 16 bytes. */
+typedef uint64_t quad __attribute__((vector_size(32)));
+typedef int64_t signed_quad __attribute__((vector_size(32)));
+
+/* Return four times the same number. */
+WIDE VECTOR_INLINE quad
+fill(uint64_t value)
+{
+    return (quad){value, value, value, value};
+}
+
+/* Load four numbers of ``size`` bytes: 2, 4 or 8. */
+WIDE VECTOR_INLINE quad
+load_quad(const void *from, int size)
+{
+    quad values = {0};
+    if (size == 8)
+        memcpy(&values, from, sizeof values);
+#ifdef __x86_64__
+    else if (size == 4)
+        values = (quad)_mm256_cvtepu32_epi64(_mm_loadu_si128(from));
+    else
+        values = (quad)_mm256_cvtepu16_epi64(_mm_loadl_epi64(from));
+#else
+    for (int i = 0; i < 4 && size < 8; i++) {
+        uint64_t value = 0;
+        memcpy(&value, (const char *)from + i * size, (size_t)size);
+        values[i] = value;
+    }
+#endif
+    return values;
+}
+
+/* Return one half. */
 WIDE VECTOR_INLINE block
-digits_of(uint64_t upper, uint64_t lower)
+half_of(quad values, int half)
 {
 #ifdef __x86_64__
-    __m128i values = _mm_set_epi64x((int64_t)upper, (int64_t)lower);
-    __m128i fours = _mm_srli_epi64(_mm_mul_epu32(values, _mm_set1_epi64x(3518437209)), 45);
-    values = _mm_add_epi64(values, _mm_mul_epu32(fours, _mm_set1_epi64x((1LL << 32) - 10000)));
-    __m128i hundreds = _mm_srli_epi16(_mm_mulhi_epu16(values, _mm_set1_epi32(5243)), 3);
-    values = _mm_add_epi32(values, _mm_mullo_epi32(hundreds, _mm_set1_epi32((1 << 16) - 100)));
-    __m128i tens = _mm_mulhi_epu16(values, _mm_set1_epi16(6554));
-    __m128i factor = _mm_set1_epi16((1 << 8) - 10);
+    return (block)(half ? _mm256_extracti128_si256((__m256i)values, 1)
+                        : _mm256_castsi256_si128((__m256i)values));
+#else
+    block blocks[2];
+    memcpy(blocks, &values, sizeof blocks);
+    return blocks[half];
+#endif
+}
+
+WIDE VECTOR_INLINE quad
+join_halves(block first, block second)
+{
+#ifdef __x86_64__
+    return (quad)_mm256_set_m128i((__m128i)second, (__m128i)first);
+#else
+    block blocks[] = {first, second};
+    return load_quad(blocks, 8);
+#endif
+}
+
+/* Return numbers of both in turn: the first and the third of each, or the second and the fourth. */
+WIDE VECTOR_INLINE quad
+interleave(quad some, quad others, bool odd)
+{
+#ifdef __x86_64__
+    return (quad)(odd ? _mm256_unpackhi_epi64((__m256i)some, (__m256i)others)
+                       : _mm256_unpacklo_epi64((__m256i)some, (__m256i)others));
+#else
+    return (quad){some[odd], others[odd], some[2 + odd], others[2 + odd]};
+#endif
+}
+
+/* Compare signed numbers: -1 where one is more than the other, else 0. */
+WIDE VECTOR_INLINE quad
+more(quad some, quad others)
+{
+    return (quad)((signed_quad)some > (signed_quad)others);
+}
+
+/* Multiply the lower 32 bits of each number. */
+WIDE VECTOR_INLINE quad
+multiply_lower(quad some, quad others)
+{
+#ifdef __x86_64__
+    return (quad)_mm256_mul_epu32((__m256i)some, (__m256i)others);
+#else
+    return (some & UINT32_MAX) * (others & UINT32_MAX);
+#endif
+}
+
+/* Return the highest bit of each number, that of the first one least. */
+WIDE VECTOR_INLINE unsigned
+bits_of_quad(quad values)
+{
+#ifdef __x86_64__
+    return (unsigned)_mm256_movemask_pd((__m256d)values);
+#else
+    values >>= 63;
+    return (unsigned)(values[0] | values[1] << 1 | values[2] << 2 | values[3] << 3);
+#endif
+}
+
+/* Split four numbers below 10^8 into eight digits each, the last one first. */
+WIDE VECTOR_INLINE quad
+digits_of(quad numbers)
+{
+#ifdef __x86_64__
+    __m256i values = (__m256i)numbers;
+    __m256i fours = _mm256_srli_epi64(_mm256_mul_epu32(values, (__m256i)fill(3518437209)), 45);
+    fours = _mm256_mul_epu32(fours, (__m256i)fill((1LL << 32) - 10000));
+    values = _mm256_add_epi64(values, fours);
+    __m256i hundreds = _mm256_mulhi_epu16(values, _mm256_set1_epi32(5243));
+    hundreds = _mm256_srli_epi16(hundreds, 3);
+    hundreds = _mm256_mullo_epi32(hundreds, _mm256_set1_epi32((1 << 16) - 100));
+    values = _mm256_add_epi32(values, hundreds);
+    __m256i tens = _mm256_mulhi_epu16(values, _mm256_set1_epi16(6554));
+    __m256i factor = _mm256_set1_epi16((1 << 8) - 10);
     /* Hidden from gcc, which would multiply by five shifts and subtractions. */
     __asm__("" : "+x"(factor));
-    return (block)_mm_add_epi16(values, _mm_mullo_epi16(tens, factor));
+    return (quad)_mm256_add_epi16(values, _mm256_mullo_epi16(tens, factor));
 #else
-    uint64x2_t values = vcombine_u64(vcreate_u64(lower), vcreate_u64(upper));
-    uint64x2_t quotients = vshrq_n_u64(vmull_n_u32(vmovn_u64(values), 3518437209), 45);
-    values = vmlal_n_u32(values, vmovn_u64(quotients), UINT32_MAX - 9999);
-    uint32x4_t fours = vreinterpretq_u32_u64(values);
-    uint32x4_t hundreds = vshrq_n_u32(vmulq_n_u32(fours, 5243), 19);
-    uint16x8_t pairs = vreinterpretq_u16_u32(vmlaq_n_u32(fours, hundreds, (1 << 16) - 100));
-    /* 3277 * x >> 15, which is x / 10 of all below 100. */
-    int16x8_t tens = vqdmulhq_n_s16(vreinterpretq_s16_u16(pairs), 3277);
-    return (block)vmlaq_n_u16(pairs, vreinterpretq_u16_s16(tens), (1 << 8) - 10);
+    block halves[2];
+    for (int i = 0; i < 2; i++) {
+        uint64x2_t values = (uint64x2_t)half_of(numbers, i);
+        uint64x2_t quotients = vshrq_n_u64(vmull_n_u32(vmovn_u64(values), 3518437209), 45);
+        values = vmlal_n_u32(values, vmovn_u64(quotients), UINT32_MAX - 9999);
+        uint32x4_t fours = vreinterpretq_u32_u64(values);
+        uint32x4_t hundreds = vshrq_n_u32(vmulq_n_u32(fours, 5243), 19);
+        uint16x8_t pairs = vreinterpretq_u16_u32(vmlaq_n_u32(fours, hundreds, (1 << 16) - 100));
+        /* 3277 * x >> 15, which is x / 10 of all below 100. */
+        int16x8_t tens = vqdmulhq_n_s16(vreinterpretq_s16_u16(pairs), 3277);
+        halves[i] = (block)vmlaq_n_u16(pairs, vreinterpretq_u16_s16(tens), (1 << 8) - 10);
+    }
+    return join_halves(halves[0], halves[1]);
 #endif
 }
 
-/* Count the zeros at the end of a number with such digits, the last but one first, and ``last``. */
-WIDE VECTOR_INLINE int
-count_zeros(block digits, uint64_t last)
+/* Return a bit for each digit, the first one least: whether it is other than 0. */
+WIDE VECTOR_INLINE uint32_t
+bits_of_digits(quad digits)
 {
 #ifdef __x86_64__
-    __m128i is_other = _mm_cmpgt_epi8((__m128i)digits, _mm_setzero_si128());
-    return __builtin_ctz((unsigned)_mm_movemask_epi8(is_other) << 1 | (last != 0));
+    __m256i is_other = _mm256_cmpgt_epi8((__m256i)digits, _mm256_setzero_si256());
+    return (uint32_t)_mm256_movemask_epi8(is_other);
 #else
-    /* Four bits for each byte. */
-    uint8x8_t is_other = vshrn_n_u16((uint16x8_t)(digits > 0), 4);
-    uint64_t bits = vget_lane_u64(vreinterpret_u64_u8(is_other), 0);
-    return last ? 0 : __builtin_ctzll(bits) / 4 + 1;
+    return bits_of((block)(half_of(digits, 0) > 0), (block)(half_of(digits, 1) > 0));
 #endif
 }
 
-/* Return the bytes at some places; 0 where the place is 0x80. */
-WIDE VECTOR_INLINE block
-bytes_at(block bytes, block places)
+/* In each half, return the bytes at some places; 0 where the place is 0x80. */
+WIDE VECTOR_INLINE quad
+bytes_at(quad bytes, quad places)
 {
 #ifdef __x86_64__
-    return (block)_mm_shuffle_epi8((__m128i)bytes, (__m128i)places);
+    return (quad)_mm256_shuffle_epi8((__m256i)bytes, (__m256i)places);
 #else
-    return (block)vqtbl1q_u8((uint8x16_t)bytes, (uint8x16_t)places);
+    block halves[2];
+    for (int i = 0; i < 2; i++) {
+        uint8x16_t half = (uint8x16_t)half_of(bytes, i);
+        halves[i] = (block)vqtbl1q_u8(half, (uint8x16_t)half_of(places, i));
+    }
+    return join_halves(halves[0], halves[1]);
+#endif
+}
+
+/* In each half, put a byte before the others, of which the last one goes. */
+WIDE VECTOR_INLINE quad
+push_bytes(quad bytes, quad before)
+{
+#ifdef __x86_64__
+    return (quad)_mm256_slli_si256((__m256i)bytes, 1) | before;
+#else
+    return bytes << 8 | (quad){0, bytes[0] >> 56, 0, bytes[2] >> 56} | before;
 #endif
 }
 

@@ -234,6 +234,19 @@ def test_every_short_float_is_written_as_by_the_pure_way(name: str, policy: int)
     agrees(np.arange(65536, dtype="<u2"), name, policy)
 
 
+@pytest.mark.parametrize("name", ["BF16", "FP16", "FP32", "FP64"])
+@pytest.mark.parametrize("special", [0.0, -0.0, 1.0, -4e-5, 6e-8, 1e-38, 5e-324, 2.0**70, math.inf])
+def test_special_floats_are_written_among_others(name: str, special: float) -> None:
+    """The encoder writes four floats at once, but for the special ones of them."""
+    for count in range(10):
+        for at in range(count):
+            values = np.linspace(-3.3, 1.7, count)
+            values[at] = special
+            with np.errstate(over="ignore", under="ignore"):
+                agrees(values.astype(DTYPES[name]), name)
+                agrees(np.full(count, special).astype(DTYPES[name]), name)
+
+
 def test_sample_of_all_fp32_is_written_as_by_the_pure_way() -> None:
     rng = np.random.default_rng()
     agrees(rng.integers(0, 2**32, scaled(500_000), np.uint32), "FP32")
