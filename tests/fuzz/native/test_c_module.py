@@ -219,7 +219,7 @@ def test_c_module_stays_within_bounds(
             "return at - begin > LOOK_BACK;",
             "READ of size",
         ),
-        (READER, "up &= mantissa >> 1;", "up = 1;", "of_any_length_once"),
+        (READER, "up &= mantissa >> 1;", "up = 1;", "c_reader_rounds"),
         (WRITER, "[FP64] = 26", "[FP64] = 16", "ERROR: AddressSanitizer"),
         (
             STRINGS,
