@@ -137,7 +137,8 @@ class StreamHandler(BodyStream):
                     await self._wait_to_send()
         finally:
             self._count_unsent(0)
-            waiting.pop(self, None)
+            if waiting:
+                waiting.pop(self, None)
             if is_unread:
                 self.close_unread()
                 self.sending.receive(0)
@@ -322,7 +323,7 @@ class Http2Session(Connection):
         self._unflushed = 0
         output = self.http2.take_output()
         if output and not self._output_closed and not self.transport.is_closing():
-            self.write(*output)
+            self.write(output)
 
     def _flush_scheduled(self) -> None:
         self._flushing = False
