@@ -118,7 +118,7 @@ class Http1Connection(Connection):
         if len(data) <= _SMALL_PIECE:
             self.buffer_write(b"".join(pieces))
         else:
-            self.write(*pieces)
+            self.write(pieces)
 
     def end_body(self, chunked: bool) -> None:
         """Write the end of a body."""

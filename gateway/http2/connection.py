@@ -91,7 +91,10 @@ class Http2Connection:
         self._reset_ids: dict[int, None] = {}
         self.output: list[bytes | memoryview] = []
         """What is to be sent; see ``take_output``."""
+        self._event: events.Event | frames.Frame | None = None
+        """The next one; most frames make one at most."""
         self._events: deque[events.Event | frames.Frame] = deque()
+        """Those after it."""
         self._preface_left = b"" if is_client else frames.PREFACE
         self._has_settings = False
         self.settings_acknowledged = False
@@ -160,13 +163,20 @@ class Http2Connection:
         """
         with self._guard:
             try:
-                while not self._events:
+                while (event := self._event) is None:
                     if self._closed or self._work_left <= 0 or not self._read_frame():
                         return None
-                return self._events.popleft()
+                self._event = self._events.popleft() if self._events else None
+                return event
             except Http2Error as error:
                 self.close(error.code, error.reason)
                 raise
+
+    def _tell(self, event: events.Event | frames.Frame) -> None:
+        if self._event is None:
+            self._event = event
+        else:
+            self._events.append(event)
 
     def _read_frame(self) -> bool:
         """Handle the next frame; return whether there was one."""
@@ -292,7 +302,7 @@ class Http2Connection:
             return
         elif len(data) < limits.TINY_FRAME:
             self._is_too_fast = not self._tiny_data.spend()
-        self._events.append(events.DataReceived(stream, data, size, frame.end_stream))
+        self._tell(events.DataReceived(stream, data, size, frame.end_stream))
 
     def _check_data(self, stream: Stream, frame: frames.DataFrame) -> None:
         if not stream.has_headers:
@@ -372,7 +382,7 @@ class Http2Connection:
         stream.content_left = length
         if end_stream:
             self._end_received(stream)
-        self._events.append(events.HeadersReceived(stream, headers, end_stream))
+        self._tell(events.HeadersReceived(stream, headers, end_stream))
 
     def _receive_trailers(self, stream: Stream, headers: HeaderList, end_stream: bool) -> None:
         """Handle trailers: section 8.1."""
@@ -388,7 +398,7 @@ class Http2Connection:
         if stream.content_left > 0:
             raise protocol_error("the body does not have its Content-Length", stream.id)
         self._end_received(stream)
-        self._events.append(events.DataReceived(stream, b"", 0, True, headers.fields))
+        self._tell(events.DataReceived(stream, b"", 0, True, headers.fields))
 
     def _end_received(self, stream: Stream) -> None:
         stream.received_end = True
@@ -445,7 +455,7 @@ class Http2Connection:
             f"the peer reset the stream: {name}",
             stream.id,
         )
-        self._events.append(events.StreamReset(stream, error, by_peer=True))
+        self._tell(events.StreamReset(stream, error, by_peer=True))
 
     def _handle_window_update(self, frame: frames.WindowUpdateFrame) -> None:
         """Handle WINDOW_UPDATE: section 6.9."""
@@ -464,7 +474,7 @@ class Http2Connection:
         if stream.send_window > frames.MAX_WINDOW_SIZE:
             raise _window_overflow(stream.id)
         if stream.send_window > 0 and not stream.sent_end:
-            self._events.append(events.WindowOpened(stream))
+            self._tell(events.WindowOpened(stream))
 
     def _handle_settings(self, frame: frames.SettingsFrame) -> None:
         """Handle SETTINGS: section 6.5."""
@@ -488,7 +498,7 @@ class Http2Connection:
             # Once for all values of a frame: it costs a step for each stream.
             self._set_initial_send_window(initial_window)
         self.output.append(frames.SETTINGS_ACK)
-        self._events.append(frame)
+        self._tell(frame)
 
     def _set_initial_send_window(self, size: int) -> None:
         """Change the windows of all streams by the difference: section 6.9.2."""
@@ -504,20 +514,20 @@ class Http2Connection:
 
     def _tell_all_windows_opened(self) -> None:
         self._work_left -= len(self.streams) // limits.STREAMS_PER_WORK
-        self._events.append(events.WindowOpened(None))
+        self._tell(events.WindowOpened(None))
 
     def _handle_goaway(self, frame: frames.GoAwayFrame) -> None:
         """Handle GOAWAY: section 6.8."""
         self.going_away = True
         last = frame.last_stream_id
-        self._events.append(frame)
+        self._tell(frame)
         if not self._is_client:
             return
         for stream in [each for each in self.streams.values() if each.id > last]:
             # They were not processed, and can be sent again.
             self._drop_stream(stream)
             error = Http2Error(ErrorCode.REFUSED_STREAM, "the peer is going away", stream.id)
-            self._events.append(events.StreamReset(stream, error, by_peer=True))
+            self._tell(events.StreamReset(stream, error, by_peer=True))
 
     def _fail_stream(self, error: Http2Error) -> None:
         """Reset a stream on which the peer broke the protocol: section 5.4.2."""
@@ -535,9 +545,9 @@ class Http2Connection:
             had_headers = stream.has_headers or self._is_client
             self._drop_stream(stream)
             if had_headers:  # else nobody knows of it
-                self._events.append(events.StreamReset(stream, error, by_peer=False))
+                self._tell(events.StreamReset(stream, error, by_peer=False))
                 return
-        self._events.append(events.StreamRefused(error))
+        self._tell(events.StreamRefused(error))
 
     # --------------------------------------------------------------------------------- sending
 

@@ -30,7 +30,8 @@ _NAMES: Final = (
     *("DATA", "HEADERS", "PRIORITY", "RST_STREAM", "SETTINGS", "PUSH_PROMISE", "PING", "GOAWAY"),
     *("WINDOW_UPDATE", "CONTINUATION"),
 )
-_OF_CONNECTION: Final = frozenset((frames.SETTINGS, frames.PING, frames.GOAWAY))
+_OF_CONNECTION: Final = 1 << frames.SETTINGS | 1 << frames.PING | 1 << frames.GOAWAY
+"""A bit for each type."""
 _FIXED_LENGTHS: Final = {
     frames.PRIORITY: 5,
     frames.RST_STREAM: 4,
@@ -167,12 +168,20 @@ class FrameReader:
 
     def _read_header(self) -> bool:
         """Read and check the header of a frame; return whether it was complete."""
-        header = self._take(frames.FRAME_HEADER_SIZE)
-        if header is None:
+        received, at = self._received, self._start
+        if at == self._end:
             return False
-        length = header[0] << 16 | header[1] << 8 | header[2]
-        kind, flags = header[3], header[4]
-        stream_id = _word(header, 5) & _STREAM_BITS
+        end = at + frames.FRAME_HEADER_SIZE
+        if isinstance(received, bytes) and end <= self._end and not self._partial:
+            header = received  # without a copy
+            self._start = end
+        elif (taken := self._take(frames.FRAME_HEADER_SIZE)) is not None:
+            header, at = taken, 0
+        else:
+            return False
+        length = header[at] << 16 | header[at + 1] << 8 | header[at + 2]
+        kind, flags = header[at + 3], header[at + 4]
+        stream_id = _word(header, at + 5) & _STREAM_BITS
         self._left = length
         self._kind = kind
         self._flags = flags
@@ -206,7 +215,7 @@ class FrameReader:
         if kind == frames.PUSH_PROMISE:
             raise protocol_error("PUSH_PROMISE, which was not allowed")  # section 6.6
         # Sections 6.1 to 6.10: WINDOW_UPDATE may come on both, and so may unknown frames.
-        if kind in _OF_CONNECTION:
+        if _OF_CONNECTION >> kind & 1:
             if stream_id:
                 raise protocol_error(f"{_NAMES[kind]} on a stream")
         elif not stream_id and kind <= frames.CONTINUATION and kind != frames.WINDOW_UPDATE:
@@ -224,7 +233,7 @@ class FrameReader:
                     f"{_NAMES[kind]} of {length} bytes",
                     self._stream_id if kind == frames.PRIORITY else 0,
                 )
-        elif kind in _OF_CONNECTION:
+        elif _OF_CONNECTION >> kind & 1:
             if length > MAX_CONTROL_PAYLOAD:
                 raise flood_error(f"{_NAMES[kind]} of more than {MAX_CONTROL_PAYLOAD} bytes")
         elif self._block_size + length > MAX_HEADER_BLOCK:

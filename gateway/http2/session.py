@@ -8,6 +8,7 @@ import time
 from abc import abstractmethod
 from collections.abc import Callable
 from typing import Final
+from weakref import WeakKeyDictionary
 
 from gateway.http2 import events, frames
 from gateway.http2.connection import Http2Connection
@@ -137,7 +138,8 @@ class StreamHandler(BodyStream):
                     await self._wait_to_send()
         finally:
             self._count_unsent(0)
-            waiting.pop(self, None)
+            if waiting:
+                waiting.pop(self, None)
             if is_unread:
                 self.close_unread()
                 self.sending.receive(0)
@@ -199,6 +201,10 @@ class StreamHandler(BodyStream):
             self.session.http2.set_stream_window(self.stream, window)
             self.session.flush_soon()
 
+    def _wake_reader(self) -> None:
+        self.session.has_woken = True
+        super()._wake_reader()
+
     def _on_wait(self) -> None:
         self.open_window()
 
@@ -212,6 +218,52 @@ class StreamHandler(BodyStream):
         if unused:
             self.session.http2.acknowledge(self.stream, unused)
             self.session.flush_soon()
+
+
+class FlushQueue:
+    """Writes the output of sessions once in an iteration of the event loop."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._sessions: list[Http2Session] = []
+        self._is_scheduled = False
+        self._step: Final = self._run
+
+    def add(self, session: Http2Session) -> None:
+        """Write the output of a session soon."""
+        self._sessions.append(session)
+        self.schedule()
+
+    def schedule(self) -> None:
+        """Write soon; after readers were woken, what they send goes out in the same iteration."""
+        if not self._is_scheduled:
+            self._loop.call_soon(self._step)
+            self._is_scheduled = True
+
+    def _run(self) -> None:
+        self._is_scheduled = False
+        sessions, self._sessions = self._sessions, []
+        begun = 0
+        try:
+            for session in sessions:
+                begun += 1
+                session.flush_scheduled()
+        finally:
+            if begun < len(sessions):  # one has failed in spite of its guard
+                self._sessions += sessions[begun:]
+                self.schedule()
+
+
+_flush_queues: WeakKeyDictionary[asyncio.AbstractEventLoop, FlushQueue] = WeakKeyDictionary()
+
+
+def flush_queue() -> FlushQueue:
+    """Return the queue of the running event loop: one for all of its sessions."""
+    loop = asyncio.get_running_loop()
+    queue = _flush_queues.get(loop)
+    if queue is None:
+        queue = _flush_queues[loop] = FlushQueue(loop)
+    return queue
 
 
 class Http2Session(Connection):
@@ -229,7 +281,10 @@ class Http2Session(Connection):
         """Those who wait to send, in order: for the peer's windows, or for the socket."""
         self.handlers: dict[StreamHandler, None] = {}
         """Those of all streams that are in use."""
+        self._flushes = flush_queue()
         self._flushing = False
+        self.has_woken = False
+        """Whether it has woken a reader, in this time slice."""
         self._unflushed = 0
         self._partial_size = 0
         self._output_closed = False
@@ -258,6 +313,9 @@ class Http2Session(Connection):
             self.fail(error)
             self._end_time_slice()
             return
+        if self.has_woken:
+            self.has_woken = False
+            self._flushes.schedule()
         self._count_partial(http2.reader.size)
         if http2.must_wait or self.read_flow.paused:
             self._end_time_slice()
@@ -314,7 +372,7 @@ class Http2Session(Connection):
         if self._unflushed >= MAX_COALESCED_WRITE:
             self.flush_output()
         elif not self._flushing and self.http2.output:
-            self.loop.call_soon(self.run_guarded, self._flush_scheduled)
+            self._flushes.add(self)
             self._flushing = True
 
     def flush_output(self) -> None:
@@ -322,11 +380,15 @@ class Http2Session(Connection):
         self._unflushed = 0
         output = self.http2.take_output()
         if output and not self._output_closed and not self.transport.is_closing():
-            self.write(*output)
+            self.write(output)
 
-    def _flush_scheduled(self) -> None:
-        self._flushing = False
-        self.flush_output()
+    def flush_scheduled(self) -> None:
+        """Write what ``flush_soon`` was called for."""
+        try:
+            self._flushing = False
+            self.flush_output()
+        except Exception:
+            self.abort_after_error()
 
     def _end_time_slice(self) -> None:
         """Let others have a time slice if this one had too much to read; read nothing meanwhile."""

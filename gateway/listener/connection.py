@@ -82,7 +82,7 @@ class Http1Call(ClientCall):
         last = last or self._host.draining or (self.head is not None and not self.head.keep_alive)
         if record.request_id:
             lines = with_request_id(lines, record.request_id)
-        connection.write(*encode_response(template, lines, body, last))
+        connection.write(encode_response(template, lines, body, last))
         record.status = template.status
         if template.status not in STATUSES_WITHOUT_BODY:
             record.response_bytes = len(body)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from email.utils import formatdate
 from functools import lru_cache
 from http import HTTPStatus
@@ -26,6 +26,7 @@ from gateway.http2.header_check import CONNECTION_SPECIFIC
 from gateway.http2.hpack import Header, HeaderList
 from gateway.http2.session import StreamHandler
 from gateway.observe.call_record import CallRecord
+from gateway.proxy.admission.deadline import Deadline
 from gateway.proxy.filters.forwarded_headers import REQUEST_ID
 from gateway.proxy.headers import SERVER_TIMING, server_timing
 from gateway.proxy.interfaces import (
@@ -68,11 +69,19 @@ class ListenerRequest(ClientRequest):
 
     async def read(self) -> bytes | memoryview:
         """Return the next piece of the body."""
+        self._answer_expectation()
+        return await self._body.read()
+
+    def read_within(self, deadline: Deadline) -> Awaitable[bytes | memoryview]:
+        """Read with the client expected; see ClientRequest."""
+        self._answer_expectation()
+        return deadline.receive(self._body)
+
+    def _answer_expectation(self) -> None:
         if self._continue_pending:
             self._continue_pending = False
             if not self._body.ended:
                 self._send_continue()
-        return await self._body.read()
 
 
 def expects_continue(head: RequestHead) -> bool:

@@ -6,7 +6,7 @@ Requests and responses that are not converted pass through untouched, streamed i
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterable, Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -36,6 +36,8 @@ from gateway.proxy.admission.conversion_scheduler import ConversionScheduler
 from gateway.proxy.admission.deadline import Deadline
 from gateway.proxy.admission.memory_budget import Reservation
 from gateway.proxy.attempts.retry import read_start, send_call
+from gateway.proxy.body_chunks import Chunks as Chunks
+from gateway.proxy.body_chunks import ResponseChunks, write_chunks
 from gateway.proxy.destination import Destination
 from gateway.proxy.headers import end_to_end, with_body
 from gateway.proxy.interfaces import Call, ClientRequest, ClientResponse
@@ -44,8 +46,6 @@ from gateway.sizes import CONVERT_CHUNK
 from gateway.system.time_slices import split
 from gateway.upstream.content_decoding import decode_response
 from gateway.upstream.transport import Body, UpstreamRequest, UpstreamResponse
-
-Chunks = AsyncIterator[bytes | memoryview]
 
 _MIN_PIECE = 4 * 1024
 """Bytes of a body that a reader gets at least, but for the last."""
@@ -147,18 +147,6 @@ class ClientBody:
             )
 
 
-async def response_chunks(
-    response: UpstreamResponse, server: ServerName, deadline: Deadline
-) -> Chunks:
-    """Yield the body of a server's response as it arrives."""
-    while True:
-        deadline.expect_server(server)
-        chunk = await response.read()
-        if not chunk:
-            return
-        yield chunk
-
-
 async def write(response: ClientResponse, data: bytes | memoryview, deadline: Deadline) -> None:
     """Write to the client, which is expected to read."""
     deadline.expect_client()
@@ -167,8 +155,7 @@ async def write(response: ClientResponse, data: bytes | memoryview, deadline: De
 
 async def relay_chunks(chunks: Chunks, response: ClientResponse, deadline: Deadline) -> None:
     """Write a body to the client chunk by chunk, and end the response."""
-    async for chunk in chunks:
-        await write(response, chunk, deadline)
+    await write_chunks(chunks, response, deadline)
     await response.finish()
 
 
@@ -396,7 +383,7 @@ class ResponseRelay:
 
     def chunks(self) -> Chunks:
         """Yield the body of the server's response as it arrives."""
-        return response_chunks(self.upstream_response, self.server, self.deadline)
+        return ResponseChunks(self.upstream_response, self.server, self.deadline)
 
     async def read_all(self) -> bytes:
         """Return the whole body of the server's response."""

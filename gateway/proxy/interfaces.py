@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
@@ -47,18 +46,9 @@ class ClientRequest(ABC):
     async def read(self) -> bytes | memoryview:
         """Return the next piece of the body, empty at its end; raises GatewayError (400)."""
 
-    async def read_within(self, deadline: Deadline) -> bytes | memoryview:
-        """Read as ``read`` does, with the client expected.
-
-        Raises GatewayError (408) if the body arrives too slowly.
-        """
-        deadline.expect_client()
-        began = time.perf_counter()
-        piece = await self.read()
-        # The clock of uvloop counts whole milliseconds.
-        deadline.client_seconds += time.perf_counter() - began
-        deadline.count_received(len(piece))
-        return piece
+    def read_within(self, deadline: Deadline) -> Awaitable[bytes | memoryview]:
+        """Read as ``read`` does, with the client expected; see ``Deadline.receive``."""
+        return deadline.receive(self)
 
 
 class ClientResponse(ABC):

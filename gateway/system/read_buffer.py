@@ -46,7 +46,7 @@ class ReadBuffer:
     def commit(self, size: int) -> bytes | memoryview:
         """Return the first ``size`` bytes of the memory, which were read."""
         if size <= (_MAX_COPY if self._slabs <= _MAX_PINNED_SLABS else _MAX_COPY_WHEN_PINNED):
-            return bytes(self._slab[:size])
+            return self._slab[:size].tobytes()
         data = self._slab[:size]
         self._slab = self._slab[size:]
         return data

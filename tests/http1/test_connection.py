@@ -255,11 +255,11 @@ async def test_buffered_write_goes_out_with_the_next_one_or_in_the_next_iteratio
 ) -> None:
     connection.buffer_write(b"head ")
     connection.buffer_write(b"and more ")
-    connection.write(memoryview(b"body"), b" in pieces")
+    connection.write((memoryview(b"body"), b" in pieces"))
     await iterations(5)
     for size in (MAX_COALESCED_WRITE, MAX_COALESCED_WRITE + 1):
         connection.buffer_write(b"head")
-        connection.write(bytes(size))
+        connection.write((bytes(size),))
     connection.buffer_write(b"late")
     large = [b"head" + bytes(MAX_COALESCED_WRITE), b"head" + bytes(MAX_COALESCED_WRITE + 1)]
     assert transport.writes == [b"head and more body in pieces", *large]
@@ -435,7 +435,7 @@ async def test_wait_until_all_is_sent_ends_with_the_connection(is_cancelled: boo
             ours.send(bytes(4096))
     loop, connection = asyncio.get_running_loop(), _Waiting()
     await loop.create_connection(lambda: connection, sock=ours)
-    connection.write(bytes(40_000))
+    connection.write((bytes(40_000),))
     waiting = asyncio.create_task(connection.wait_until_sent())
     await iterations(5)
     assert not waiting.done()

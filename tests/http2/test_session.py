@@ -246,3 +246,43 @@ async def test_unexpected_error_aborts_the_connection(caplog: pytest.LogCaptureF
     session.run_guarded(fail)
     assert session.fake.calls == ["abort"]
     assert "aborted because of an unexpected error" in caplog.text
+
+
+async def test_what_woken_readers_send_is_written_once_and_in_the_same_iteration() -> None:
+    session, other = open_streams(2), open_streams(1)
+    (sink,) = other.streams
+
+    async def relay(stream: StreamHandler) -> None:
+        while piece := await stream.read():
+            await sink.send(piece)
+
+    relays = [asyncio.create_task(relay(stream)) for stream in session.streams]
+    await iterations(2)
+    other.fake.writes.clear()
+    session.data_received(data(1, b"one") + data(3, b"two"))
+    await iterations(1)
+    assert len(other.fake.writes) == 1
+    assert [each.data for each in other.frames() if isinstance(each, DataFrame)] == [b"one", b"two"]
+    session.data_received(data(1, b"", end=True) + data(3, b"", end=True))
+    await asyncio.gather(*relays)
+
+
+@pytest.mark.parametrize("failing", [("write",), ("write", "abort")])
+async def test_session_that_cannot_write_does_not_stop_others(
+    failing: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*args: object) -> None:
+        raise KeyError("a mistake")
+
+    first, broken, last = [open_streams(1) for _ in range(3)]
+    for name in failing:
+        monkeypatch.setattr(broken.fake, name, fail)
+    unexpected: list[dict[str, object]] = []
+    broken.loop.set_exception_handler(lambda _, context: unexpected.append(context))
+    for session in (first, broken, last):
+        await session.streams[0].send(b"data")
+    await iterations(2)
+    assert first.fake.writes
+    assert last.fake.writes
+    assert len(unexpected) == len(failing) - 1
+    assert "aborted because of an unexpected error" in caplog.text

@@ -13,12 +13,12 @@ from gateway.protocol.error_vocabulary import REQUEST
 from gateway.protocol.grpc.framing import MessageReader, frame
 from gateway.proxy.admission.deadline import Deadline
 from gateway.proxy.admission.memory_budget import MemoryBudget
+from gateway.proxy.body_chunks import ResponseChunks
 from gateway.proxy.body_io import (
     ClientBody,
     ResponseRelay,
     buffer_chunks,
     read_messages,
-    response_chunks,
     stream,
     write,
 )
@@ -173,7 +173,7 @@ async def test_who_has_to_move_next_is_expected() -> None:
         deadline.expect_server(SERVER)
         await ClientBody(_request(b"x"), 100, deadline).read()
         assert deadline.timeout_error("").kind is ErrorKind.CLIENT_TIMEOUT
-        chunks = response_chunks(ScriptedUpstreamResponse(body=[b"one", b"two"]), SERVER, deadline)
+        chunks = ResponseChunks(ScriptedUpstreamResponse(body=[b"one", b"two"]), SERVER, deadline)
         assert [chunk async for chunk in chunks] == [b"one", b"two"]
         assert deadline.timeout_error("").kind is ErrorKind.SERVER_TIMEOUT
         await response.start(200, "OK", response.headers)

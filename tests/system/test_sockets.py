@@ -225,7 +225,7 @@ async def test_memory_of_what_was_written_may_change_once_it_is_sent(pair: Pair)
     )
     await loop.create_connection(lambda: connection, sock=ours)
     try:
-        connection.write(b"", memoryview(memory))
+        connection.write((b"", memoryview(memory)))
         assert not connection.write_blocked  # so few bytes are never waited for
         waiting = asyncio.create_task(connection.wait_until_sent())
         await iterations(5)

@@ -67,8 +67,7 @@ class MessageReader:
         cap (413, 502).
         """
         begins = not self._remaining
-        if self._position == self._end or (begins and not self._read_prefix()):
-            self._piece = b""  # a view would pin its slab
+        if not self._has_more():
             return None
         data = self._take(self._remaining)
         self._remaining -= len(data)
@@ -81,9 +80,19 @@ class MessageReader:
         """
         ended = 0
         self.feed(piece)
-        while (part := self.next_piece()) is not None:
-            ended += part.ends
+        while self._has_more():
+            size = min(self._remaining, self._end - self._position)
+            self._position += size
+            self._remaining -= size
+            ended += not self._remaining
         return ended
+
+    def _has_more(self) -> bool:
+        """Return whether there is a part of a message, which may have begun just now."""
+        if self._position == self._end or not (self._remaining or self._read_prefix()):
+            self._piece = b""  # a view would pin its slab
+            return False
+        return True
 
     def _take(self, size: int) -> Buffer:
         """Return the next bytes, at most so many."""
@@ -95,7 +104,8 @@ class MessageReader:
 
     def _read_prefix(self) -> bool:
         """Read what precedes a message; return whether all of it is there."""
-        prefix = bytes(self._take(PREFIX_SIZE - len(self._prefix)))
+        taken = self._take(PREFIX_SIZE - len(self._prefix))
+        prefix = taken if isinstance(taken, bytes) else bytes(taken)
         if self._prefix:
             prefix = self._prefix + prefix
         is_complete = len(prefix) == PREFIX_SIZE

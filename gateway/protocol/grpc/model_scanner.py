@@ -232,7 +232,11 @@ class ModelScanner:
         if size > left:
             self._needed = reader.position - reader.field_start + size
             raise TruncatedError("a field that is cut short", start)
-        text = bytes(reader.data[reader.position : reader.position + size])
+        data, begin = reader.data, reader.position
+        if isinstance(data, bytes):  # compiled, a slice without a call of the interpreter
+            text = data[begin : begin + size]
+        else:
+            text = bytes(data[begin : begin + size])
         reader.position += size
         if field != self._marked_field:
             self._set(field, text)

@@ -6,12 +6,21 @@ import asyncio
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Self
+from typing import Final, Protocol, Self
 
 from gateway.errors import ErrorKind, GatewayError, ServerName
 
 _TIME_FOR_RESPONSE = 5.0
 """Seconds at least to make a response of what the parts brought, and for the client to read it."""
+
+_clock: Final = time.perf_counter
+
+
+class BodyReader(Protocol):
+    """Whatever a client's body is read from."""
+
+    async def read(self) -> bytes | memoryview:
+        """Return the next piece, empty at the end."""
 
 
 class Deadline:
@@ -38,16 +47,18 @@ class Deadline:
         self._is_of_client = is_of_client
         self._passed_of_client = False
         self._spent = spent
-        self._created = time.perf_counter()
+        self._created = _clock()
         self.client_seconds = 0.0
         """Seconds that the call has waited for the client's body."""
         self._min_body_rate = min_body_rate
         self._min_body_rate_grace = min_body_rate_grace
-        self._received_bytes = 0
+        self.received_bytes = 0
+        """Bytes of the client's body."""
         self._receiving_seconds = 0.0
         self._idle_timeout = idle_timeout
         self._request_timeout = request_timeout
         self._loop = asyncio.get_running_loop()
+        self._now = self._loop.time
         self._server: ServerName | None = None
         self._expired = ""
         self._ending: GatewayError | None = None
@@ -56,12 +67,12 @@ class Deadline:
     @property
     def busy_seconds(self) -> float:
         """Return the seconds since the start of the call in which it did not wait for the body."""
-        return time.perf_counter() - self._created - self.client_seconds
+        return _clock() - self._created - self.client_seconds
 
     @property
     def seconds_left(self) -> float:
         """Return the seconds until the call must be done."""
-        return max(0.0, self._end - self._loop.time())
+        return max(0.0, self._end - self._now())
 
     def __enter__(self) -> Self:
         """Start the clock for the current task."""
@@ -69,7 +80,7 @@ class Deadline:
         assert task is not None
         self._task = task
         self._cancelled_before = task.cancelling()
-        self._last_progress = self._loop.time()
+        self._last_progress = self._now()
         self._end = self._hard_end = self._last_progress + self._request_timeout - self._spent
         self._start_timer()
         return self
@@ -102,20 +113,33 @@ class Deadline:
     def expect_client(self) -> None:
         """Record progress; from now on the client is expected to move."""
         self._server = None
-        self._last_progress = self._loop.time()
+        self._last_progress = self._now()
+
+    async def receive(self, body: BodyReader) -> bytes | memoryview:
+        """Read the next piece of the client's body, with the client expected.
+
+        Raises GatewayError (408) if the body arrives too slowly.
+        """
+        self.expect_client()
+        began = _clock()
+        piece = await body.read()
+        # The clock of uvloop counts whole milliseconds.
+        self.client_seconds += _clock() - began
+        self.count_received(len(piece))
+        return piece
 
     def count_received(self, size: int) -> None:
         """Count bytes of the client's body.
 
         Raises GatewayError (408) if the body arrives more slowly than the minimum rate.
         """
-        self._received_bytes += size
-        self._receiving_seconds += self._loop.time() - self._last_progress
+        self.received_bytes += size
+        self._receiving_seconds += self._now() - self._last_progress
         counted = self._receiving_seconds - self._min_body_rate_grace
-        if counted > 0 and self._received_bytes < counted * self._min_body_rate:
+        if counted > 0 and self.received_bytes < counted * self._min_body_rate:
             raise GatewayError(
                 ErrorKind.CLIENT_TIMEOUT,
-                f"the request's body comes too slowly: {self._received_bytes} bytes in "
+                f"the request's body comes too slowly: {self.received_bytes} bytes in "
                 f"{self._receiving_seconds:.0f} s "
                 f"(limits.min_body_rate: {self._min_body_rate} bytes a second)",
             )
@@ -123,7 +147,7 @@ class Deadline:
     def expect_server(self, server: ServerName) -> None:
         """Record progress; from now on the server is expected to move."""
         self._server = server
-        self._last_progress = self._loop.time()
+        self._last_progress = self._now()
 
     @contextmanager
     def suspended_for_parts(self) -> Iterator[None]:
@@ -148,16 +172,16 @@ class Deadline:
         What runs inside raises its own error for its own wait.
         """
         self._timer.cancel()
-        now = self._last_progress = self._loop.time()
+        now = self._last_progress = self._now()
         try:
             yield max(0.0, min(self._idle_timeout, self._end - now))
         finally:
-            self._last_progress = self._loop.time()
+            self._last_progress = self._now()
             self._start_timer()
 
     def part(self, share: float = 1.0) -> Deadline:
         """Return a deadline for one of several parallel tasks, with the time left or a share."""
-        left = self._end - self._loop.time()
+        left = self._end - self._now()
         return Deadline(
             self._idle_timeout, self._request_timeout, self._request_timeout - share * left
         )
@@ -174,7 +198,7 @@ class Deadline:
 
     def _check(self) -> None:
         """Cancel the task if its time is over, else check again when it may be."""
-        now = self._loop.time()
+        now = self._now()
         if now >= self._hard_end:
             self._expired = request_timeout_text(self._request_timeout)
             self._passed_of_client = self._is_of_client

@@ -4,14 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import (
-    AsyncGenerator,
-    AsyncIterable,
-    AsyncIterator,
-    Awaitable,
-    Callable,
-    Sequence,
-)
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Self, TypeVar
@@ -27,6 +20,7 @@ from gateway.proxy.admission.request_slice import RequestSlice
 from gateway.proxy.attempts.attempt import Attempt
 from gateway.proxy.attempts.shared_memory import SharedMemoryCall
 from gateway.proxy.attempts.shared_memory_forms import SharedMemoryForm
+from gateway.proxy.body_chunks import WatchedBody
 from gateway.proxy.destination import Destination, Upstream
 from gateway.proxy.interfaces import Call
 from gateway.routing.retry import RetryPolicy
@@ -328,29 +322,12 @@ def _watched(
     on_start: Callable[[], None],
     on_piece: Callable[[bytes | memoryview], None],
 ) -> UpstreamRequest:
-    """Return a request whose streamed body tells when it is begun, and of each piece.
-
-    Its end is an empty piece.
-    """
+    """Return a request with a ``WatchedBody`` in place of its streamed one."""
     body = request.body
     assert isinstance(body, AsyncIterable)
-    watched = _WatchedBody(body, on_start, on_piece)
+    watched = WatchedBody(body, on_start, on_piece)
     # A body that is an iterator cannot be read again, and must not seem to.
     return replace(request, body=aiter(watched) if isinstance(body, AsyncIterator) else watched)
-
-
-@dataclass(frozen=True)
-class _WatchedBody(AsyncIterable[bytes | memoryview]):
-    body: AsyncIterable[bytes | memoryview]
-    on_start: Callable[[], None]
-    on_piece: Callable[[bytes | memoryview], None]
-
-    async def __aiter__(self) -> AsyncGenerator[bytes | memoryview]:
-        self.on_start()
-        async for piece in self.body:
-            self.on_piece(piece)
-            yield piece
-        self.on_piece(b"")
 
 
 async def send_captured(

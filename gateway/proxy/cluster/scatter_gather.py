@@ -29,7 +29,8 @@ from gateway.proxy.admission.deadline import Deadline
 from gateway.proxy.admission.memory_budget import Reservation
 from gateway.proxy.attempts.attempt import Attempt
 from gateway.proxy.attempts.retry import UpstreamCall, send_attempt
-from gateway.proxy.body_io import buffer_chunks, response_chunks, write
+from gateway.proxy.body_chunks import ResponseChunks
+from gateway.proxy.body_io import buffer_chunks, write
 from gateway.proxy.destination import Destination, Upstream
 from gateway.proxy.headers import end_to_end
 from gateway.proxy.interfaces import Call, ClientRequest
@@ -246,7 +247,7 @@ async def _buffer_response(
     """Read a server's whole response; raises GatewayError: 502 over the cap, 503 for overload."""
     response = decode_response(response, server)
     chunks = await buffer_chunks(
-        response_chunks(response, server, deadline),
+        ResponseChunks(response, server, deadline),
         reservation,
         MAX_MODEL_DOCUMENT,
         lambda cap: bad_response(f"{server.url} returned more than {cap} bytes", server),

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Final, Self
+from collections.abc import Coroutine
+from typing import Any, Final, Self
 
 from gateway.errors import ErrorKind, GatewayError
 from gateway.protocol.error_vocabulary import RESPONSE
@@ -52,14 +53,14 @@ class IdleStreamCheck(WrappedResponse):
         self._timer.cancel()
         self.deadline = None
 
-    async def write(self, data: bytes | memoryview) -> None:
+    def write(self, data: bytes | memoryview) -> Coroutine[Any, Any, None]:
         """Write a part of the body, and count the messages that end in it."""
         if self._reader is not None:
             try:
                 self._responses += self._reader.count_ended(data)
             except GatewayError:
                 self._reader = None  # no messages, so it is not known what is in flight
-        await self._response.write(data)
+        return self._response.write(data)
 
     def _check(self) -> None:
         now, request = self._loop.time(), self._request

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from http import HTTPStatus
 from typing import Final
 
@@ -47,12 +48,13 @@ from gateway.protocol.request_features import check_classified_outputs
 from gateway.proxy.admission.memory_budget import Reservation
 from gateway.proxy.attempts.retry import send_call
 from gateway.proxy.attempts.shared_memory_forms import SharedMemoryForm, SharedOverGrpc
-from gateway.proxy.body_io import Chunks, ClientBody, ResponseRelay, convert_message, prepend
+from gateway.proxy.body_chunks import Chunks, write_chunks
+from gateway.proxy.body_io import ClientBody, ResponseRelay, convert_message, prepend
 from gateway.proxy.errors import record_status, send_status, status_lines
 from gateway.proxy.filters.mirror import DiscardResponse
 from gateway.proxy.grpc.message import receive_messages
 from gateway.proxy.grpc.region_guard import RegionGuard
-from gateway.proxy.grpc.request import GrpcRequest
+from gateway.proxy.grpc.request import GrpcRequest, RequestChunks
 from gateway.proxy.grpc.shared_memory import share_buffered, share_streamed, without_encodings
 from gateway.proxy.headers import end_to_end
 from gateway.proxy.infer.convert_request import model_metadata
@@ -150,9 +152,7 @@ async def relay_messages(
     for change in changes:
         chunks = change(chunks)
     try:
-        async for chunk in chunks:
-            relay.deadline.expect_client()
-            await response.write(chunk)
+        await write_chunks(chunks, response, relay.deadline)
     except StreamError as error:
         relay.deadline.expect_client()
         await send_status(response, GrpcStatus.INTERNAL, str(error))  # as Triton ends it
@@ -188,7 +188,8 @@ async def _body(call: Call, reservation: Reservation) -> Body:
     marking = await marking_request(call) if is_checked else None
     request = call.request if marking is None else marking
     if request.content_length is None:
-        return _pieces(call, request) if marking is None else _checked_pieces(call, marking)
+        check = None if marking is None else partial(check_outputs, call)
+        return RequestChunks(request, call.deadline, check)
     body = ClientBody(request, _ANY_SIZE, call.deadline)  # each message has its cap
     data = await body.read_all(reservation)
     if marking is not None:
@@ -304,20 +305,6 @@ async def check_outputs(call: Call, request: GrpcRequest) -> None:
     """
     for model, outputs in request.take_marked():
         await _check_message(call, *model, outputs)
-
-
-async def _pieces(call: Call, request: ClientRequest) -> Chunks:
-    """Yield a request's body as it arrives."""
-    while piece := await request.read_within(call.deadline):
-        yield piece
-
-
-async def _checked_pieces(call: Call, request: GrpcRequest) -> Chunks:
-    """Yield a request's body, without the end of a message that ``check_outputs`` refuses."""
-    while piece := await request.read_within(call.deadline):
-        if request.has_marked:
-            await check_outputs(call, request)
-        yield piece
 
 
 async def _check_message(call: Call, model: str, version: str, outputs: list[bytes]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from typing import Final
 
 from multidict import CIMultiDictProxy
@@ -168,11 +168,11 @@ class GrpcRequest(ClientRequest):
         """Return the next piece of the body; see ClientRequest."""
         return await self._read(None)
 
-    async def read_within(self, deadline: Deadline) -> bytes | memoryview:
+    def read_within(self, deadline: Deadline) -> Awaitable[bytes | memoryview]:
         """Read as ``read`` does, with the client expected; see ClientRequest."""
         if self._ready:  # else the inner request does so
             deadline.expect_client()
-        return await self._read(deadline)
+        return self._read(deadline)
 
     async def _read(self, deadline: Deadline | None) -> bytes | memoryview:
         while not self._ready:
@@ -302,6 +302,37 @@ class GrpcRequest(ClientRequest):
         if part.is_compressed and rpc.name_fields:
             ratio, cap = self._limits.max_decompression_ratio, self.reader.cap
             self._decompressor = MessageDecompressor(self.headers, cap, _CAP_NAME, ratio)
+
+
+class RequestChunks:
+    """Yields a request's body as it arrives; ``check`` is awaited if it ``has_marked`` something.
+
+    It may refuse the chunk in which a message ends.
+    """
+
+    def __init__(
+        self,
+        request: ClientRequest,
+        deadline: Deadline,
+        check: Callable[[GrpcRequest], Awaitable[None]] | None = None,
+    ) -> None:
+        self._request = request
+        self._deadline = deadline
+        self._check = check
+
+    def __aiter__(self) -> RequestChunks:
+        """Return itself."""
+        return self
+
+    async def __anext__(self) -> bytes | memoryview:
+        """Return the next chunk."""
+        request, check = self._request, self._check
+        chunk = await request.read_within(self._deadline)
+        if not chunk:
+            raise StopAsyncIteration
+        if check is not None and isinstance(request, GrpcRequest) and request.has_marked:
+            await check(request)
+        return chunk
 
 
 def _new_scanner(rpc: GrpcMethod, scanner: type[ModelScanner]) -> ModelScanner:

@@ -42,13 +42,13 @@ from gateway.protocol.operations import OperationKind, decode_utf8_name
 from gateway.protocol.tensors import ModelMetadata
 from gateway.proxy.admission.memory_budget import Reservation, run_steps
 from gateway.proxy.attempts.retry import UpstreamCall, send_call
+from gateway.proxy.body_chunks import ResponseChunks
 from gateway.proxy.body_io import (
     ClientBody,
     buffer_chunks,
     feed_each,
     passthrough,
     read_messages,
-    response_chunks,
     write,
 )
 from gateway.proxy.headers import with_body
@@ -193,7 +193,7 @@ async def _results(
     async def decompress(message: bytes) -> bytes:
         return await decompress_message(message, response, server, cap, ratio, reservation.grow)
 
-    chunks = response_chunks(response, server, call.deadline)
+    chunks = ResponseChunks(response, server, call.deadline)
     reader = MessageReader(cap, "limits.max_buffered_body_bytes", RESPONSE)
     async for message in read_messages(chunks, reader, reservation, decompress):
         reservation.grow(len(message))

@@ -17,6 +17,9 @@ _MAX_JOINED: Final = 64 * 1024 - _SMALL_PIECE
 """A small piece is joined to small ones before it of fewer bytes together: each piece is a step for
 its reader, and often a frame to the other side. Frames of HTTP/2 have 16 KiB mostly."""
 
+_running_loop: Final = asyncio.get_running_loop
+_monotonic: Final = time.monotonic
+
 
 class BodyStream:
     """Buffers the received part of a body for its one reader.
@@ -104,8 +107,8 @@ class BodyStream:
             if self._error is not None:
                 raise self._error
             self._on_wait()
-            self._reader = asyncio.get_running_loop().create_future()
-            self.progress.begin_wait(time.monotonic())
+            self._reader = _running_loop().create_future()
+            self.progress.begin_wait(_monotonic())
             await self._reader
         piece = self._pieces.popleft()
         self._count(-max(len(piece), _MIN_PIECE_COST))
@@ -157,8 +160,12 @@ class BodyStream:
             self._buffers.close_stream(self)
 
     def _wake_reader(self) -> None:
-        if self._reader is not None and not self._reader.done():
-            self._reader.set_result(None)
+        reader, self._reader = self._reader, None
+        if reader is not None:
+            try:
+                reader.set_result(None)
+            except asyncio.InvalidStateError:
+                return  # its task was cancelled
 
     def _on_full(self) -> None:
         """Let the peer send no more."""

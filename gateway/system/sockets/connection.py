@@ -11,7 +11,7 @@ import sys
 import termios
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Final, cast
 
@@ -381,7 +381,7 @@ class Connection(asyncio.BufferedProtocol, ABC):
         if len(self._write_buffer) > MAX_COALESCED_WRITE:
             self.flush()
 
-    def write(self, *pieces: bytes | memoryview) -> None:
+    def write(self, pieces: Sequence[bytes | memoryview]) -> None:
         """Write the buffered data and these pieces in one system call."""
         if self._write_buffer:
             pieces = (self._write_buffer, *pieces)
@@ -399,7 +399,7 @@ class Connection(asyncio.BufferedProtocol, ABC):
     def flush(self) -> None:
         """Write the buffered data."""
         if self._write_buffer and not self.transport.is_closing():
-            self.write()
+            self.write(())
 
     def take_back_write(self, start: bytes) -> bool:
         """Drop the buffered data if they begin with ``start``; return whether they did."""

@@ -309,7 +309,7 @@ class HttpExchange(Exchange):
         connection.begin_request(self._method, self)
         if connection.closed:
             return  # the receiver has got the error
-        connection.write(*self._parts)
+        connection.write(self._parts)
         if self._rest is not None:
             connection.chunked = self._chunked
             self._sender = self._endpoint.start_task(send_body(connection, self._rest))

@@ -5,7 +5,6 @@ import base64
 from collections.abc import AsyncIterable, AsyncIterator
 from dataclasses import replace
 from typing import Any
-from unittest import mock
 
 import pytest
 from multidict import CIMultiDict
@@ -249,11 +248,22 @@ async def test_repeatable_body_is_sent_again() -> None:
 
 @pytest.mark.parametrize("once", [False, True])
 async def test_deadline_expects_the_server_with_each_chunk_that_it_takes(once: bool) -> None:
+    expected: list[ErrorKind] = []
+
+    class Watching(AsyncIterable[bytes]):
+        async def __aiter__(self) -> AsyncIterator[bytes]:
+            for piece in (b"bo", b"dy", b""):
+                expected.append(deadline.timeout_error("").kind)
+                deadline.expect_client()
+                if piece:
+                    yield piece
+
     upstream, _ = _servers(EventLog(), OK)
-    body = aiter(Rereadable()) if once else Rereadable()
-    with mock.patch.object(Deadline, "expect_server", autospec=True) as turn:
-        assert await _ask(upstream, body=body) == "http://0"
-    assert [call.args[1].url for call in turn.mock_calls] == ["http://0"] * 4  # sent, twice, all
+    request = replace(REQUEST, body=aiter(Watching()) if once else Watching())
+    with Deadline(5, 5) as deadline:
+        async with UpstreamCall(_to(upstream), request, deadline, RECORD):
+            expected.append(deadline.timeout_error("").kind)
+    assert expected == [ErrorKind.SERVER_TIMEOUT] * 4  # sent, twice, all
 
 
 async def test_retry_budget_caps_the_retries() -> None:

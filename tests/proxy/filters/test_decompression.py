@@ -231,18 +231,6 @@ async def test_decompression_bomb_is_refused_early(target: str) -> None:
 # ------------------------------------------------------------------------------------------- limits
 
 
-class RecordingDeadline(Deadline):
-    """Records the sizes that were received from the client."""
-
-    def __init__(self, idle_timeout: float = 60) -> None:
-        super().__init__(idle_timeout, 60)
-        self.sizes: list[int] = []
-
-    def count_received(self, size: int) -> None:
-        self.sizes.append(size)
-        super().count_received(size)
-
-
 async def _decoded(
     deadline: Deadline,
     body: Sequence[BodyStep],
@@ -261,11 +249,11 @@ async def _decoded(
 
 async def test_minimum_body_rate_counts_compressed_bytes() -> None:
     body = gzip.compress(bytes(500_000))
-    with RecordingDeadline() as deadline:
+    with Deadline(60, 60) as deadline:
         request = await _decoded(deadline, [body[at : at + 100] for at in range(0, len(body), 100)])
         plain = ClientBody(request, 10**6, deadline)
         assert sum([len(piece) async for piece in plain.read_rest()]) == 500_000
-    assert sum(deadline.sizes) == len(body)
+    assert deadline.received_bytes == len(body)
 
 
 async def test_client_that_sends_input_without_output_is_not_idle() -> None:
@@ -284,7 +272,7 @@ async def test_client_that_sends_input_without_output_is_not_idle() -> None:
 
 async def test_at_most_two_chunks_of_a_bomb_are_buffered() -> None:
     bomb = gzip.compress(bytes(FREE_OUTPUT_BYTES))
-    with RecordingDeadline() as deadline:
+    with Deadline(60, 60) as deadline:
         request = await _decoded(
             deadline, [bomb], replace(LIMITS, max_request_bytes=2 * FREE_OUTPUT_BYTES)
         )
@@ -299,7 +287,7 @@ async def test_at_most_two_chunks_of_a_bomb_are_buffered() -> None:
 
 
 async def test_decompression_yields_to_other_calls() -> None:
-    with others() as waiting, RecordingDeadline() as deadline:
+    with others() as waiting, Deadline(60, 60) as deadline:
         members = gzip.compress(b"") * FREE_MEMBERS + gzip.compress(bytes(FREE_OUTPUT_BYTES))
         request = await _decoded(deadline, [members])
         while await request.read():

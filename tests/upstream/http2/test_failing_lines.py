@@ -13,7 +13,7 @@ import pytest
 from h2.errors import ErrorCodes
 from h2.exceptions import ProtocolError, StreamClosedError
 
-from gateway.http2.session import Http2Session, StreamHandler
+from gateway.http2.session import FlushQueue, Http2Session, StreamHandler
 from gateway.protocol.grpc.framing import frame
 from gateway.upstream.http2.connection import Http2ServerConnection, ServerStream
 from gateway.upstream.http2.connections import DrainedStreams, ServerConnections
@@ -38,6 +38,7 @@ _GIVING_BACK = code_of(
     StreamHandler.give_back,
     StreamHandler.close,
     StreamHandler._count_unsent,
+    FlushQueue._run,
     Http2Session.run_guarded,
     Http2Session.abort_after_error,
     Http2Session._count_partial,
