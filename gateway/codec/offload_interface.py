@@ -6,36 +6,32 @@ If a result is None, the codec converts the data itself, and so finds the error.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from typing import Protocol
 
 from gateway.codec.policies import Nonfinite
 from gateway.protocol.datatypes import Datatype
 
 
-class OffloadFuture(ABC):
+class OffloadFuture(Protocol):
     """The result of a conversion, once it is done."""
 
     @property
-    @abstractmethod
     def done(self) -> bool:
         """Tell whether the result is known."""
 
-    @abstractmethod
     def take_result(self) -> bytes | None:
         """Return the converted data, once; None if they could not be converted."""
 
-    @abstractmethod
     async def wait(self) -> None:
         """Wait until it is done; the caller's thread may convert, one time slice per piece."""
 
 
-class Offloader(ABC):
+class Offloader(Protocol):
     """Converts numbers and booleans elsewhere, unless converting here is faster: then None.
 
     Data must not change.
     """
 
-    @abstractmethod
     def decode(
         self, text: memoryview, datatype: Datatype, open_before: int, open_after: int
     ) -> OffloadFuture | None:
@@ -44,7 +40,6 @@ class Offloader(ABC):
         It may lack ``open_before`` opening brackets and ``open_after`` closing ones.
         """
 
-    @abstractmethod
     def encode(
         self, data: bytes | memoryview, datatype: Datatype, nonfinite: Nonfinite, continued: bool
     ) -> OffloadFuture | None:

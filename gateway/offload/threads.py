@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from gateway.codec.native import DATATYPE_CODES, ThreadPool
-from gateway.codec.offload_interface import Offloader, OffloadFuture
+from gateway.codec.offload_interface import OffloadFuture
 from gateway.codec.policies import NONFINITE_CODES, Nonfinite
 from gateway.protocol.datatypes import Datatype
 
@@ -33,7 +33,7 @@ _POLL_INTERVAL = 0.001
 _log = logging.getLogger("tensorgate.offload")
 
 
-class OffloadThreads(Offloader):
+class OffloadThreads:
     """Has ``count`` threads convert; they start with the first job.
 
     They get no job if they are busy. ``on_job`` is called for each job that is large enough:
@@ -154,7 +154,7 @@ def _start_pool(
         os.close(theirs)
 
 
-class _OffloadedJob(OffloadFuture):
+class _OffloadedJob:
     """A job that waits for a thread, is in progress, or is done."""
 
     def __init__(self, threads: OffloadThreads, conversion: _native.Conversion) -> None:
