@@ -8,7 +8,7 @@
  */
 #include "text_blocks.h"
 
-#ifdef __x86_64__
+#ifdef WIDE
 
 /* What a block has up to the comma that it is read to; four numbers at most. */
 struct float_block {
@@ -28,15 +28,15 @@ read_float_block(cursor at)
 {
     struct float_block block = {0};
     struct kinds of = {
-        .digits = find_characters_avx2(at, '0', '9'),
-        .points = find_characters_avx2(at, '.', '.'),
-        .minus = find_characters_avx2(at, '-', '-'),
-        .commas = find_characters_avx2(at, ',', ','),
-        .spaces = find_characters_avx2(at, ' ', ' '),
+        .digits = find_characters_wide(at, '0', '9'),
+        .points = find_characters_wide(at, '.', '.'),
+        .minus = find_characters_wide(at, '-', '-'),
+        .commas = find_characters_wide(at, ',', ','),
+        .spaces = find_characters_wide(at, ' ', ' '),
     };
-    uint64_t wrong = find_wrong(at, &of, find_characters_avx2);
+    uint64_t wrong = find_wrong(at, &of, find_characters_wide);
     uint64_t starts = of.digits & ~((of.digits | of.points) << 1);
-    uint64_t zeros = find_characters_avx2(at, '0', '0') & starts;
+    uint64_t zeros = find_characters_wide(at, '0', '0') & starts;
     /* A carry moves each from the start to behind its digits. */
     uint64_t whole = (of.digits + starts) & ~of.digits, fractions = of.points << 1 & of.digits;
     wrong |= (of.digits + fractions) & of.points; /* a second point */
@@ -113,7 +113,7 @@ static const double UNITS[MOST_BEFORE_POINT + 1][2] = {
 WIDE INLINE ptrdiff_t
 take_bit_wide(uint64_t *bits)
 {
-    ptrdiff_t position = (ptrdiff_t)_tzcnt_u64(*bits);
+    ptrdiff_t position = position_of_lowest(*bits);
     *bits &= *bits - 1;
     return position;
 }
@@ -133,53 +133,44 @@ take_number(cursor at, struct float_block *block)
     return (struct number){at + start, KEPT_BITS + BLOCK - (end - start), point - start};
 }
 
-/* Join the first 15 digits of two numbers, and a 0, to numbers of four digits. */
-WIDE INLINE __m256i
-join_two(struct number first, struct number second)
+/* Return the first 15 digits of two numbers, and a 0 behind them. */
+WIDE INLINE quad
+load_two(struct number a, struct number b)
 {
-    __m256i text = load_halves(first.text, second.text);
-    __m256i digits = _mm256_and_si256(text, load_halves(first.kept, second.kept));
-    digits = _mm256_shuffle_epi8(
-        digits, load_halves(WITHOUT_POINT[first.before], WITHOUT_POINT[second.before]));
-    __m256i twos = _mm256_maddubs_epi16(digits, _mm256_set1_epi16(1 << 8 | 10));
-    return _mm256_madd_epi16(twos, _mm256_set1_epi32(1 << 16 | 100));
+    quad digits = load_halves(a.text, b.text) & load_halves(a.kept, b.kept);
+    return bytes_at(digits, load_halves(WITHOUT_POINT[a.before], WITHOUT_POINT[b.before]));
 }
 
 /* Numbers, each as a sum of two doubles. */
 struct sums {
-    __m256d large, small;
+    doubles large, small;
 };
 
 /* Add the digits of four numbers. */
 WIDE INLINE struct sums
 add_digits(struct number a, struct number b, struct number c, struct number d)
 {
-    __m256i fours = _mm256_packus_epi32(join_two(a, c), join_two(b, d));
-    __m256i eights = _mm256_madd_epi16(fours, _mm256_set1_epi32(1 << 16 | 10000));
-    eights = _mm256_permutevar8x32_epi32(eights, _mm256_setr_epi32(0, 2, 4, 6, 1, 3, 5, 7));
-    __m256d upper = _mm256_cvtepi32_pd(_mm256_castsi256_si128(eights));
-    __m256d lower = _mm256_cvtepi32_pd(_mm256_extracti128_si256(eights, 1));
+    quad eights = join_sixteens(load_two(a, c), load_two(b, d));
     lanes text = {
         load_four(a.text + 16), load_four(b.text + 16), load_four(c.text + 16),
         load_four(d.text + 16)};
     lanes kept = {
         load_four(a.kept + 16), load_four(b.kept + 16), load_four(c.kept + 16),
         load_four(d.kept + 16)};
-    __m256d last = _mm256_cvtepi32_pd((__m128i)join_digits((block)(text & kept)));
+    doubles last = doubles_of(join_digits((block)(text & kept)));
     /* All of them are exact. */
-    upper = _mm256_mul_pd(upper, _mm256_set1_pd(1e11));
-    lower = _mm256_add_pd(_mm256_mul_pd(lower, _mm256_set1_pd(1e3)), last);
-    __m256d sum = _mm256_add_pd(upper, lower);
-    return (struct sums){sum, _mm256_sub_pd(lower, _mm256_sub_pd(sum, upper))};
+    doubles upper = doubles_of(lower_halves(eights)) * 1e11;
+    doubles lower = doubles_of(upper_halves(eights)) * 1e3 + last, sum = upper + lower;
+    return (struct sums){sum, lower - (sum - upper)};
 }
 
 /* Return four of the doubles of UNITS. */
-WIDE INLINE __m256d
+WIDE INLINE doubles
 load_units(struct number a, struct number b, struct number c, struct number d, int part)
 {
-    return _mm256_setr_pd(
+    return (doubles){
         UNITS[a.before][part], UNITS[b.before][part], UNITS[c.before][part],
-        UNITS[d.before][part]);
+        UNITS[d.before][part]};
 }
 
 /* Return ones in the lanes of negative numbers: "-" is before them, or "-0" before a point. */
@@ -202,31 +193,29 @@ convert_floats(cursor at, struct float_block block, int size, char *to)
     if ((a.before | b.before | c.before | d.before) > MOST_BEFORE_POINT)
         return NULL;
     struct sums digits = add_digits(a, b, c, d);
-    __m256d unit = load_units(a, b, c, d, 0);
-    __m128i negative = (__m128i)are_negative(a, b, c, d);
-    __m256d product = _mm256_mul_pd(digits.large, unit);
-    int differ;
+    doubles unit = load_units(a, b, c, d, 0), product = digits.large * unit;
+    lanes negative = are_negative(a, b, c, d);
+    unsigned differ;
     if (size == 4) {
         /* Four roundings move it by 2^-51 at most. */
-        __m256d doubt = _mm256_mul_pd(product, _mm256_set1_pd(0x1p-50));
-        __m128i least = _mm_castps_si128(_mm256_cvtpd_ps(_mm256_sub_pd(product, doubt)));
-        __m128i most = _mm_castps_si128(_mm256_cvtpd_ps(_mm256_add_pd(product, doubt)));
-        differ = ~_mm_movemask_ps(_mm_castsi128_ps(_mm_cmpeq_epi32(least, most)));
-        least = _mm_or_si128(least, _mm_slli_epi32(negative, 31));
-        _mm_storeu_si128((__m128i *)to, least);
+        doubles doubt = product * 0x1p-50;
+        lanes least = (lanes)__builtin_convertvector(product - doubt, floats);
+        lanes most = (lanes)__builtin_convertvector(product + doubt, floats);
+        differ = ~bits_of_lanes((lanes)(least == most));
+        least |= negative << 31;
+        memcpy(to, &least, sizeof least);
     } else {
-        __m256d small = _mm256_fmsub_pd(digits.large, unit, product);
-        small = _mm256_fmadd_pd(digits.small, unit, small);
-        small = _mm256_fmadd_pd(digits.large, load_units(a, b, c, d, 1), small);
+        doubles small = multiply_add(digits.large, unit, -product);
+        small = multiply_add(digits.small, unit, small);
+        small = multiply_add(digits.large, load_units(a, b, c, d, 1), small);
         /* Several roundings move it by 2^-100 at most. */
-        __m256d doubt = _mm256_mul_pd(product, _mm256_set1_pd(0x1p-98));
-        __m256d least = _mm256_add_pd(product, _mm256_sub_pd(small, doubt));
-        __m256d most = _mm256_add_pd(product, _mm256_add_pd(small, doubt));
-        differ = _mm256_movemask_pd(_mm256_cmp_pd(least, most, _CMP_NEQ_UQ));
-        __m256i sign = _mm256_slli_epi64(_mm256_cvtepi32_epi64(negative), 63);
-        _mm256_storeu_pd((double *)to, _mm256_or_pd(least, _mm256_castsi256_pd(sign)));
+        doubles doubt = product * 0x1p-98;
+        doubles least = product + (small - doubt), most = product + (small + doubt);
+        differ = bits_of_quad((quad)(least - most)); /* less than 0, or 0 */
+        quad bits = (quad)least | widen(negative) << 63;
+        memcpy(to, &bits, sizeof bits);
     }
-    return differ & ((1 << count) - 1) ? NULL : to + count * size;
+    return differ & ((1U << count) - 1) ? NULL : to + count * size;
 }
 
 WIDE INLINE cursor

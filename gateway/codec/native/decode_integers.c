@@ -7,7 +7,7 @@
 
 #include "text_blocks.h"
 
-#ifdef __x86_64__
+#ifdef WIDE
 
 /* What a block has up to the comma that it is read to. */
 struct text_block {
@@ -131,8 +131,8 @@ convert_three_digits(cursor at, uint64_t *ends, bool is_signed)
 }
 
 /* Convert two numbers of up to seven digits; ``minus`` is not 0 in lanes of negative ones. */
-INLINE __m128i
-convert_two(cursor at, uint64_t *ends, __m128i *minus)
+INLINE lanes
+convert_two(cursor at, uint64_t *ends, long_lanes *minus)
 {
     uint64_t first = load_eight(at + take_bit(ends)), second = load_eight(at + take_bit(ends));
     block text = (block)(long_lanes){first, second} ^ '0';
@@ -140,21 +140,18 @@ convert_two(cursor at, uint64_t *ends, __m128i *minus)
     others |= others >> 8;
     others |= others >> 16;
     others |= others >> 32;
-    *minus = (__m128i)((long_lanes)(text == ('-' ^ '0')) & ~(others >> 8));
-    return (__m128i)join_digits(text & ~(block)others);
+    *minus = (long_lanes)(text == ('-' ^ '0')) & ~(others >> 8);
+    return join_digits(text & ~(block)others);
 }
 
 /* Convert four numbers of up to seven digits. */
 INLINE lanes
 convert_seven_digits(cursor at, uint64_t *ends, bool is_signed)
 {
-    __m128i minus[2], first = convert_two(at - 8, ends, &minus[0]);
-    __m128i second = convert_two(at - 8, ends, &minus[1]);
-    __m128i fours = _mm_packs_epi32(first, second);
-    lanes values = (lanes)_mm_madd_epi16(fours, _mm_set1_epi32(1 << 16 | 10000));
-    if (!is_signed)
-        return values;
-    return negate(values, (lanes)((lanes)_mm_packs_epi32(minus[0], minus[1]) == 0));
+    long_lanes minus[2];
+    lanes first = convert_two(at - 8, ends, &minus[0]);
+    lanes values = join_fours(first, convert_two(at - 8, ends, &minus[1]));
+    return is_signed ? negate(values, are_zero(minus[0], minus[1])) : values;
 }
 
 /* Convert words that end in e; ``misfits`` are those that are neither true nor false. */
@@ -170,22 +167,16 @@ convert_booleans(cursor at, uint64_t *starts, lanes *misfits)
 INLINE void
 store_lanes(lanes values, int size, bool is_signed, char *to)
 {
-    __m128i all = (__m128i)values;
-    if (size == 1) {
-        all = _mm_packs_epi32((__m128i)(values & 0xFF), all);
-        uint32_t word = (uint32_t)_mm_cvtsi128_si32(_mm_packus_epi16(all, all));
-        memcpy(to, &word, sizeof word);
-    } else if (size == 2) {
-        /* The upper half of a lane becomes the sign that the instruction needs. */
-        all = _mm_srai_epi32(_mm_slli_epi32(all, 16), 16);
-        uint64_t word = (uint64_t)_mm_cvtsi128_si64(_mm_packs_epi32(all, all));
-        memcpy(to, &word, sizeof word);
+    if (size <= 2) {
+        uint64_t word = narrow(values, size);
+        memcpy(to, &word, (size_t)(TOGETHER * size));
     } else if (size == 4) {
-        memcpy(to, &all, sizeof all);
+        memcpy(to, &values, sizeof values);
     } else {
-        __m128i upper = is_signed ? _mm_srai_epi32(all, 31) : _mm_setzero_si128();
-        __m128i halves[] = {_mm_unpacklo_epi32(all, upper), _mm_unpackhi_epi32(all, upper)};
-        memcpy(to, halves, sizeof halves);
+        quad all = __builtin_convertvector(values, quad);
+        if (is_signed)
+            all = (quad)__builtin_convertvector((signed_lanes)values, quad);
+        memcpy(to, &all, sizeof all);
     }
 }
 
@@ -246,42 +237,25 @@ kept_bits(struct number number)
     return KEPT_BITS + (number.end - number.start);
 }
 
-/* Join the last 16 digits of two numbers to numbers of four digits. */
-WIDE INLINE __m256i
-join_two(cursor at, struct number first, struct number second)
+/* Return the last 16 digits of two numbers. */
+WIDE INLINE quad
+load_two(cursor at, struct number a, struct number b)
 {
-    __m256i text = load_halves(at + first.end - 16, at + second.end - 16);
-    __m256i digits = _mm256_and_si256(
-        text, load_halves(kept_bits(first) + 4, kept_bits(second) + 4));
-    __m256i twos = _mm256_maddubs_epi16(digits, _mm256_set1_epi16(1 << 8 | 10));
-    return _mm256_madd_epi16(twos, _mm256_set1_epi32(1 << 16 | 100));
-}
-
-/* Join those of two such pairs. The order of numbers becomes first, third, second, fourth. */
-WIDE INLINE __m256i
-join_four(__m256i first, __m256i second)
-{
-    __m256i fours = _mm256_packus_epi32(first, second);
-    __m256i eights = _mm256_madd_epi16(fours, _mm256_set1_epi32(1 << 16 | 10000));
-    __m256i upper = _mm256_mul_epu32(eights, _mm256_set1_epi64x(100000000));
-    return _mm256_add_epi64(upper, _mm256_srli_epi64(eights, 32));
+    quad text = load_halves(at + a.end - 16, at + b.end - 16);
+    return text & load_halves(kept_bits(a) + 4, kept_bits(b) + 4);
 }
 
 /* Add what is before the last 16 digits. The highest bits of ``misfits`` tell what is too large. */
-WIDE INLINE __m256i
-add_upper(__m256i values, lanes digits, bool is_signed, __m256i *misfits)
+WIDE INLINE quad
+add_upper(quad values, lanes digits, bool is_signed, quad *misfits)
 {
-    const int64_t unit = 10000000000000000;
-    __m128i fours = (__m128i)join_digits((block)digits);
-    __m128i too_large = _mm_cmpgt_epi32(fours, _mm_set1_epi32(is_signed ? 922 : 1844));
-    __m256i upper = _mm256_cvtepu32_epi64(fours);
-    __m256i low = _mm256_mul_epu32(upper, _mm256_set1_epi64x(unit & UINT32_MAX));
-    __m256i high = _mm256_mul_epu32(upper, _mm256_set1_epi64x(unit >> 32));
-    upper = _mm256_add_epi64(low, _mm256_slli_epi64(high, 32));
-    __m256i sums = _mm256_add_epi64(values, upper);
+    const uint64_t unit = 10000000000000000;
+    lanes fours = join_digits((block)digits), most = (lanes){0} + (is_signed ? 922U : 1844U);
+    quad upper = multiply_lower(widen(fours), fill((uint32_t)unit));
+    upper += multiply_lower(widen(fours), fill(unit >> 32)) << 32;
+    quad sums = values + upper;
     /* A carry: the highest bit was set before, and is not now. */
-    __m256i carries = _mm256_andnot_si256(sums, upper);
-    *misfits = _mm256_or_si256(_mm256_cvtepi32_epi64(too_large), carries);
+    *misfits = widen(most - fours) | (upper & ~sums);
     return sums;
 }
 
@@ -294,8 +268,9 @@ convert_long(cursor at, const struct text_block *block, enum datatype datatype, 
     uint64_t starts = block->starts, ends = block->ends;
     struct number a = take_number(&starts, &ends), b = take_number(&starts, &ends);
     struct number c = take_number(&starts, &ends), d = take_number(&starts, &ends);
-    __m256i misfits = _mm256_setzero_si256();
-    __m256i values = join_four(join_two(at, a, c), join_two(at, b, d));
+    quad misfits = {0};
+    quad eights = join_sixteens(load_two(at, a, c), load_two(at, b, d));
+    quad values = multiply_lower(eights, fill(100000000)) + (eights >> 32);
     if (block->is_longest) {
         cursor from = at - 20;
         lanes text = {
@@ -311,24 +286,20 @@ convert_long(cursor at, const struct text_block *block, enum datatype datatype, 
         lanes text = {
             load_four(from + a.start), load_four(from + b.start), load_four(from + c.start),
             load_four(from + d.start)};
-        lanes minus = (lanes)(text >> 24 == '-');
-        __m256i negative = _mm256_cvtepi32_epi64((__m128i)minus);
+        quad negative = widen((lanes)(text >> 24 == '-'));
         /* Of what does not fit, the highest bit is set, even less one where a minus allows this. */
-        __m256i less = _mm256_add_epi64(values, negative);
-        misfits = _mm256_or_si256(misfits, _mm256_and_si256(values, less));
-        values = _mm256_sub_epi64(_mm256_xor_si256(values, negative), negative);
+        misfits |= values & (values + negative);
+        values = (values ^ negative) - negative;
     }
     if (size == 4) {
-        const __m256i most = _mm256_set1_epi64x(UINT32_MAX);
-        __m256i above = _mm256_add_epi64(values, _mm256_set1_epi64x(is_signed ? 1LL << 31 : 0));
-        misfits = _mm256_or_si256(above, _mm256_sub_epi64(most, above));
-        values = _mm256_permutevar8x32_epi32(values, _mm256_setr_epi32(0, 2, 4, 6, 0, 2, 4, 6));
-        _mm_storeu_si128((__m128i *)to, _mm256_castsi256_si128(values));
+        quad above = values + (is_signed ? 1ULL << 31 : 0);
+        misfits = above | (UINT32_MAX - above);
+        lanes lower = lower_halves(values);
+        memcpy(to, &lower, sizeof lower);
     } else {
-        _mm256_storeu_si256((__m256i *)to, values);
+        memcpy(to, &values, sizeof values);
     }
-    int found = _mm256_movemask_pd(_mm256_castsi256_pd(misfits)) & ((1 << count) - 1);
-    return found ? NULL : to + count * size;
+    return bits_of_quad(misfits) & ((1U << count) - 1) ? NULL : to + count * size;
 }
 
 /* ---- The array ---- */
@@ -378,9 +349,9 @@ decode_datatype(
 }
 
 WIDE static cursor
-decode_avx2(cursor at, cursor end, enum datatype datatype, int *depth, char **to)
+decode_wide(cursor at, cursor end, enum datatype datatype, int *depth, char **to)
 {
-    const struct functions use = {find_characters_avx2, convert_long};
+    const struct functions use = {find_characters_wide, convert_long};
     return decode_datatype(at, end, datatype, use, depth, to);
 }
 
@@ -396,7 +367,7 @@ decode_integers(
     const char *at, const char *end, enum datatype datatype, int *depth, char **to)
 {
     if (has_wide())
-        return decode_avx2(at, end, datatype, depth, to);
+        return decode_wide(at, end, datatype, depth, to);
     return decode_plainly(at, end, datatype, depth, to);
 }
 

@@ -17,7 +17,7 @@
 #include "decode_blocks.h"
 #include "vectors.h"
 
-#ifdef __x86_64__
+#ifdef WIDE
 
 #define INLINE VECTOR_INLINE
 
@@ -25,11 +25,6 @@
 #define LIKELY(condition) __builtin_expect(condition, 1)
 
 typedef const char *cursor;
-
-/* Vectors of gcc and clang, whose operators apply to each lane. */
-typedef uint16_t pairs __attribute__((vector_size(16)));
-typedef uint32_t lanes __attribute__((vector_size(16)));
-typedef uint64_t long_lanes __attribute__((vector_size(16)));
 
 enum {
     BLOCK = 64,   /* characters */
@@ -42,23 +37,27 @@ enum {
 typedef uint64_t finder(cursor at, char least, char most);
 
 /* The range is moved to the least signed bytes, as bytes are compared with their signs. */
+INLINE block
+find_in_sixteen(cursor at, char least, char most)
+{
+    block text = load_block(at);
+    const int8_t beyond = (int8_t)(most - least + 1 - 128);
+    if (least == most)
+        return (block)(text == (uint8_t)least);
+    return (block)((signed_block)(text + (uint8_t)(128 - least)) < beyond);
+}
+
 INLINE uint64_t
 find_characters(cursor at, char least, char most)
 {
-    const __m128i offset = _mm_set1_epi8((char)(128 - least));
-    const __m128i beyond = _mm_set1_epi8((char)(most - least + 1 - 128));
-    uint64_t bits = 0;
-    for (int part = 0; part < BLOCK; part += 16) {
-        __m128i text = _mm_loadu_si128((const __m128i *)(at + part));
-        __m128i found = least == most ? _mm_cmpeq_epi8(text, _mm_set1_epi8(least))
-                                      : _mm_cmplt_epi8(_mm_add_epi8(text, offset), beyond);
-        bits |= (uint64_t)(uint32_t)_mm_movemask_epi8(found) << part;
-    }
-    return bits;
+    block first = find_in_sixteen(at, least, most), second = find_in_sixteen(at + 16, least, most);
+    block third = find_in_sixteen(at + 32, least, most);
+    return bits_of_four(first, second, third, find_in_sixteen(at + 48, least, most));
 }
 
+#ifdef __x86_64__
 WIDE INLINE uint64_t
-find_characters_avx2(cursor at, char least, char most)
+find_characters_wide(cursor at, char least, char most)
 {
     __m256i offset = _mm256_set1_epi8((char)(128 - least));
     __m256i beyond = _mm256_set1_epi8((char)(least == most ? least : most - least + 1 - 128));
@@ -73,6 +72,9 @@ find_characters_avx2(cursor at, char least, char most)
     }
     return bits;
 }
+#else
+#define find_characters_wide find_characters
+#endif
 
 /* Return the bits that are at least the ``length``-th one in a row. Loops would not be unrolled. */
 INLINE uint64_t
@@ -160,22 +162,10 @@ load_four(const void *from)
     return word;
 }
 
-/* Join digits to numbers of four digits. */
-INLINE lanes
-join_digits(block digits)
-{
-    pairs factor = (pairs){0} + (10 * 256 + 1);
-    /* Hidden from gcc, which would multiply by two shifts and two additions. */
-    __asm__("" : "+x"(factor));
-    pairs joined = (pairs)digits * factor >> 8;
-    return (lanes)_mm_madd_epi16((__m128i)joined, _mm_set1_epi32(1 << 16 | 100));
-}
-
-WIDE INLINE __m256i
+WIDE INLINE quad
 load_halves(const void *first, const void *second)
 {
-    __m256i half = _mm256_castsi128_si256(_mm_loadu_si128(first));
-    return _mm256_inserti128_si256(half, _mm_loadu_si128(second), 1);
+    return join_halves(load_block(first), load_block(second));
 }
 
 #endif

@@ -9,6 +9,7 @@
 #define VECTORS_H
 
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 #include <string.h>
 
@@ -25,6 +26,10 @@
 /* Vector extensions of gcc and clang, which use the instructions of any machine. */
 typedef uint8_t block __attribute__((vector_size(16)));
 typedef int8_t signed_block __attribute__((vector_size(16)));
+typedef uint16_t pairs __attribute__((vector_size(16)));
+typedef uint32_t lanes __attribute__((vector_size(16)));
+typedef uint64_t long_lanes __attribute__((vector_size(16)));
+typedef int32_t signed_lanes __attribute__((vector_size(16)));
 
 VECTOR_INLINE block
 load_block(const void *from)
@@ -34,6 +39,16 @@ load_block(const void *from)
     return bytes;
 }
 
+#ifdef __aarch64__
+/* Add the bytes of each pair, which are 0 or 0xFF, a bit of its own for each of eight bytes. */
+VECTOR_INLINE uint8x16_t
+join_bits(block first, block second)
+{
+    const block own = {1, 2, 4, 8, 16, 32, 64, 128, 1, 2, 4, 8, 16, 32, 64, 128};
+    return vpaddq_u8((uint8x16_t)(first & own), (uint8x16_t)(second & own));
+}
+#endif
+
 /* Return a bit for each byte of two blocks, the first one least. Each byte is 0 or 0xFF. */
 VECTOR_INLINE uint32_t
 bits_of(block first, block second)
@@ -42,9 +57,7 @@ bits_of(block first, block second)
     uint32_t upper = (uint32_t)_mm_movemask_epi8((__m128i)second) << 16;
     return (uint32_t)_mm_movemask_epi8((__m128i)first) | upper;
 #elif defined __aarch64__
-    /* A bit of its own for each of eight bytes: their sum joins them. */
-    const block own = {1, 2, 4, 8, 16, 32, 64, 128, 1, 2, 4, 8, 16, 32, 64, 128};
-    uint8x16_t sums = vpaddq_u8((uint8x16_t)(first & own), (uint8x16_t)(second & own));
+    uint8x16_t sums = join_bits(first, second);
     sums = vpaddq_u8(sums, sums);
     sums = vpaddq_u8(sums, sums);
     return vgetq_lane_u32(vreinterpretq_u32_u8(sums), 0);
@@ -60,28 +73,91 @@ bits_of(block first, block second)
 #endif
 }
 
+/* Do the same for four blocks. */
+VECTOR_INLINE uint64_t
+bits_of_four(block first, block second, block third, block fourth)
+{
+#ifdef __aarch64__
+    uint8x16_t sums = vpaddq_u8(join_bits(first, second), join_bits(third, fourth));
+    return vgetq_lane_u64(vreinterpretq_u64_u8(vpaddq_u8(sums, sums)), 0);
+#else
+    return (uint64_t)bits_of(third, fourth) << 32 | bits_of(first, second);
+#endif
+}
+
+#ifdef WIDE
+/* Join digits to numbers of four digits. */
+VECTOR_INLINE lanes
+join_digits(block digits)
+{
+#ifdef __x86_64__
+    pairs factor = (pairs){0} + (10 * 256 + 1);
+    /* Hidden from gcc, which would multiply by two shifts and two additions. */
+    __asm__("" : "+x"(factor));
+    pairs joined = (pairs)digits * factor >> 8;
+    return (lanes)_mm_madd_epi16((__m128i)joined, _mm_set1_epi32(1 << 16 | 100));
+#else
+    uint8x16_t tens = vreinterpretq_u8_u16(vdupq_n_u16(1 << 8 | 10));
+    uint16x8_t hundreds = vreinterpretq_u16_u32(vdupq_n_u32(1 << 16 | 100));
+    uint16x8_t joined = vpaddlq_u8(vmulq_u8((uint8x16_t)digits, tens));
+    return (lanes)vpaddlq_u16(vmulq_u16(joined, hundreds));
+#endif
+}
+
+/* Join pairs of these, of two vectors, to numbers of eight digits. */
+VECTOR_INLINE lanes
+join_fours(lanes first, lanes second)
+{
+#ifdef __x86_64__
+    __m128i fours = _mm_packs_epi32((__m128i)first, (__m128i)second);
+    return (lanes)_mm_madd_epi16(fours, _mm_set1_epi32(1 << 16 | 10000));
+#else
+    const lanes factors = {10000, 1, 10000, 1};
+    return (lanes)vpaddq_u32((uint32x4_t)(first * factors), (uint32x4_t)(second * factors));
+#endif
+}
+
+/* Return all ones for each lane of two vectors that is 0, and 0 for others. */
+VECTOR_INLINE lanes
+are_zero(long_lanes first, long_lanes second)
+{
+#ifdef __x86_64__
+    return (lanes)((lanes)_mm_packs_epi32((__m128i)first, (__m128i)second) == 0);
+#else
+    return (lanes)vuzp1q_u32((uint32x4_t)(first == 0), (uint32x4_t)(second == 0));
+#endif
+}
+
+/* Return the lowest byte of each lane, or the lowest two, the first ones lowest. */
+VECTOR_INLINE uint64_t
+narrow(lanes values, int size)
+{
+#ifdef __x86_64__
+    if (size == 1) {
+        __m128i all = _mm_packs_epi32((__m128i)(values & 0xFF), (__m128i)values);
+        return (uint32_t)_mm_cvtsi128_si32(_mm_packus_epi16(all, all));
+    }
+    /* The upper half of a lane becomes the sign that the instruction needs. */
+    __m128i all = _mm_srai_epi32(_mm_slli_epi32((__m128i)values, 16), 16);
+    return (uint64_t)_mm_cvtsi128_si64(_mm_packs_epi32(all, all));
+#else
+    uint16x4_t all = vmovn_u32((uint32x4_t)values);
+    if (size == 1)
+        all = vreinterpret_u16_u8(vmovn_u16(vcombine_u16(all, all)));
+    return vget_lane_u64(vreinterpret_u64_u16(all), 0);
+#endif
+}
+#endif
+
 /* Return the number whose sixteen digits the bytes are, the first one highest. */
 VECTOR_INLINE uint64_t
 value_of_digits(block bytes)
 {
     const uint64_t e8 = 100000000;
-    /* Join them to pairs, to fours, and to eights. */
-#ifdef __x86_64__
-    __m128i digits = (__m128i)bytes;
-    digits = _mm_srli_epi16(_mm_mullo_epi16(digits, _mm_set1_epi16(10 * 256 + 1)), 8);
-    digits = _mm_madd_epi16(digits, _mm_set1_epi32(1 << 16 | 100));
-    digits = _mm_packs_epi32(digits, digits);
-    digits = _mm_madd_epi16(digits, _mm_set1_epi32(1 << 16 | 10000));
-    uint64_t eights = (uint64_t)_mm_cvtsi128_si64(digits);
+#ifdef WIDE
+    lanes fours = join_digits(bytes);
+    uint64_t eights = ((long_lanes)join_fours(fours, fours))[0];
     return (uint32_t)eights * e8 + (eights >> 32);
-#elif defined __aarch64__
-    uint8x16_t tens = vreinterpretq_u8_u16(vdupq_n_u16(1 << 8 | 10));
-    uint16x8_t hundreds = vreinterpretq_u16_u32(vdupq_n_u32(1 << 16 | 100));
-    uint32x4_t thousands = vreinterpretq_u32_u64(vdupq_n_u64(1ULL << 32 | 10000));
-    uint16x8_t pairs = vpaddlq_u8(vmulq_u8((uint8x16_t)bytes, tens));
-    uint32x4_t fours = vpaddlq_u16(vmulq_u16(pairs, hundreds));
-    uint64x2_t eights = vpaddlq_u32(vmulq_u32(fours, thousands));
-    return vgetq_lane_u64(eights, 0) * e8 + vgetq_lane_u64(eights, 1);
 #else
     uint64_t words[2], value = 0;
     memcpy(words, &bytes, sizeof words);
@@ -112,6 +188,7 @@ has_wide(void)
 /* Four numbers of 64 bits, or two halves of 16 bytes. */
 typedef uint64_t quad __attribute__((vector_size(32)));
 typedef int64_t signed_quad __attribute__((vector_size(32)));
+typedef double doubles __attribute__((vector_size(32)));
 
 /* Return four times the same number. */
 WIDE VECTOR_INLINE quad
@@ -142,6 +219,14 @@ load_quad(const void *from, int size)
     return values;
 }
 
+#ifdef __aarch64__
+/* For functions of NEON, which take half as many. */
+union double_halves {
+    doubles all;
+    float64x2_t each[2];
+};
+#endif
+
 /* Return one half. */
 WIDE VECTOR_INLINE block
 half_of(quad values, int half)
@@ -150,9 +235,7 @@ half_of(quad values, int half)
     return (block)(half ? _mm256_extracti128_si256((__m256i)values, 1)
                         : _mm256_castsi256_si128((__m256i)values));
 #else
-    block blocks[2];
-    memcpy(blocks, &values, sizeof blocks);
-    return blocks[half];
+    return (block)(long_lanes){values[2 * half], values[2 * half + 1]};
 #endif
 }
 
@@ -162,8 +245,8 @@ join_halves(block first, block second)
 #ifdef __x86_64__
     return (quad)_mm256_set_m128i((__m128i)second, (__m128i)first);
 #else
-    block blocks[] = {first, second};
-    return load_quad(blocks, 8);
+    long_lanes lower = (long_lanes)first, upper = (long_lanes)second;
+    return (quad){lower[0], lower[1], upper[0], upper[1]};
 #endif
 }
 
@@ -193,7 +276,11 @@ multiply_lower(quad some, quad others)
 #ifdef __x86_64__
     return (quad)_mm256_mul_epu32((__m256i)some, (__m256i)others);
 #else
-    return (some & UINT32_MAX) * (others & UINT32_MAX);
+    uint64x2_t first = vmull_u32(
+        vmovn_u64((uint64x2_t)half_of(some, 0)), vmovn_u64((uint64x2_t)half_of(others, 0)));
+    uint64x2_t second = vmull_u32(
+        vmovn_u64((uint64x2_t)half_of(some, 1)), vmovn_u64((uint64x2_t)half_of(others, 1)));
+    return join_halves((block)first, (block)second);
 #endif
 }
 
@@ -263,12 +350,9 @@ bytes_at(quad bytes, quad places)
 #ifdef __x86_64__
     return (quad)_mm256_shuffle_epi8((__m256i)bytes, (__m256i)places);
 #else
-    block halves[2];
-    for (int i = 0; i < 2; i++) {
-        uint8x16_t half = (uint8x16_t)half_of(bytes, i);
-        halves[i] = (block)vqtbl1q_u8(half, (uint8x16_t)half_of(places, i));
-    }
-    return join_halves(halves[0], halves[1]);
+    uint8x16_t first = vqtbl1q_u8((uint8x16_t)half_of(bytes, 0), (uint8x16_t)half_of(places, 0));
+    uint8x16_t second = vqtbl1q_u8((uint8x16_t)half_of(bytes, 1), (uint8x16_t)half_of(places, 1));
+    return join_halves((block)first, (block)second);
 #endif
 }
 
@@ -280,6 +364,148 @@ push_bytes(quad bytes, quad before)
     return (quad)_mm256_slli_si256((__m256i)bytes, 1) | before;
 #else
     return bytes << 8 | (quad){0, bytes[0] >> 56, 0, bytes[2] >> 56} | before;
+#endif
+}
+
+/* Return the position of the lowest bit; 64 if there is none. */
+WIDE VECTOR_INLINE ptrdiff_t
+position_of_lowest(uint64_t bits)
+{
+#ifdef __x86_64__
+    return (ptrdiff_t)_tzcnt_u64(bits);
+#else
+    /* gcc would make a branch of the case without a bit. */
+    ptrdiff_t position;
+    __asm__("rbit %0, %1\n\tclz %0, %0" : "=r"(position) : "r"(bits));
+    return position;
+#endif
+}
+
+/* ---- Four lanes ---- */
+
+/* The operators and conversions of the compiler use two instructions where it needs them. */
+typedef float floats __attribute__((vector_size(16)));
+
+/* Return a bit for each lane, the first one least. Each lane is 0 or all ones. */
+WIDE VECTOR_INLINE unsigned
+bits_of_lanes(lanes each)
+{
+#ifdef __x86_64__
+    return (unsigned)_mm_movemask_ps((__m128)each);
+#else
+    return vaddvq_u32((uint32x4_t)(each & (lanes){1, 2, 4, 8}));
+#endif
+}
+
+#ifdef __aarch64__
+/* Join the digits of two numbers: to pairs, to fours, and to eights. */
+VECTOR_INLINE block
+join_two(block first, block second)
+{
+    block tens = (block)vdupq_n_u16(1 << 8 | 10);
+    uint8x8_t hundreds = vreinterpret_u8_u16(vdup_n_u16(1 << 8 | 100));
+    uint16x4_t thousands = vreinterpret_u16_u32(vdup_n_u32(1 << 16 | 10000));
+    uint8x16_t twos = vpaddq_u8((uint8x16_t)(first * tens), (uint8x16_t)(second * tens));
+    uint16x8_t products = vmull_u8(vget_low_u8(twos), hundreds);
+    uint16x8_t fours = vpaddq_u16(products, vmull_u8(vget_high_u8(twos), hundreds));
+    uint32x4_t upper = vmull_u16(vget_low_u16(fours), thousands);
+    return (block)vpaddq_u32(upper, vmull_u16(vget_high_u16(fours), thousands));
+}
+#else
+/* Join the digits of two numbers to numbers of four digits. */
+WIDE VECTOR_INLINE __m256i
+join_two(quad digits)
+{
+    __m256i twos = _mm256_maddubs_epi16((__m256i)digits, _mm256_set1_epi16(1 << 8 | 10));
+    return _mm256_madd_epi16(twos, _mm256_set1_epi32(1 << 16 | 100));
+}
+#endif
+
+/*
+ * Join the sixteen digits of numbers a and c, b and d: in the order of the alphabet, the first
+ * eight become the lower half of a lane, and the others the upper one.
+ */
+WIDE VECTOR_INLINE quad
+join_sixteens(quad a_c, quad b_d)
+{
+#ifdef __x86_64__
+    __m256i fours = _mm256_packus_epi32(join_two(a_c), join_two(b_d));
+    return (quad)_mm256_madd_epi16(fours, _mm256_set1_epi32(1 << 16 | 10000));
+#else
+    block first = join_two(half_of(a_c, 0), half_of(b_d, 0));
+    return join_halves(first, join_two(half_of(a_c, 1), half_of(b_d, 1)));
+#endif
+}
+
+/* Copy the highest bit of each lane to the upper half of one twice as wide. */
+WIDE VECTOR_INLINE quad
+widen(lanes values)
+{
+#ifdef __x86_64__
+    return (quad)_mm256_cvtepi32_epi64((__m128i)values);
+#else
+    return (quad)__builtin_convertvector((signed_lanes)values, quad);
+#endif
+}
+
+#ifdef __x86_64__
+/* Move the lower half of each lane to the front. */
+WIDE VECTOR_INLINE __m256i
+part_halves(quad values)
+{
+    __m256i order = _mm256_setr_epi32(0, 2, 4, 6, 1, 3, 5, 7);
+    return _mm256_permutevar8x32_epi32((__m256i)values, order);
+}
+#endif
+
+/* Return the lower half of each lane. */
+WIDE VECTOR_INLINE lanes
+lower_halves(quad values)
+{
+#ifdef __x86_64__
+    return (lanes)_mm256_castsi256_si128(part_halves(values));
+#else
+    uint32x4_t first = (uint32x4_t)half_of(values, 0);
+    return (lanes)vuzp1q_u32(first, (uint32x4_t)half_of(values, 1));
+#endif
+}
+
+/* Return the upper half of each lane. */
+WIDE VECTOR_INLINE lanes
+upper_halves(quad values)
+{
+#ifdef __x86_64__
+    return (lanes)_mm256_extracti128_si256(part_halves(values), 1);
+#else
+    uint32x4_t first = (uint32x4_t)half_of(values, 0);
+    return (lanes)vuzp2q_u32(first, (uint32x4_t)half_of(values, 1));
+#endif
+}
+
+/* Convert integers below 2^31. */
+WIDE VECTOR_INLINE doubles
+doubles_of(lanes values)
+{
+#ifdef __x86_64__
+    return (doubles)_mm256_cvtepi32_pd((__m128i)values);
+#else
+    float64x2_t first = vcvtq_f64_u64(vmovl_u32(vget_low_u32((uint32x4_t)values)));
+    float64x2_t second = vcvtq_f64_u64(vmovl_high_u32((uint32x4_t)values));
+    return (union double_halves){.each = {first, second}}.all;
+#endif
+}
+
+/* Return a * b + c, rounded once. */
+WIDE VECTOR_INLINE doubles
+multiply_add(doubles a, doubles b, doubles c)
+{
+#ifdef __x86_64__
+    return (doubles)_mm256_fmadd_pd((__m256d)a, (__m256d)b, (__m256d)c);
+#else
+    union double_halves some = {a}, others = {b}, sums = {c};
+    sums.each[0] = vfmaq_f64(sums.each[0], some.each[0], others.each[0]);
+    sums.each[1] = vfmaq_f64(sums.each[1], some.each[1], others.each[1]);
+    return sums.all;
 #endif
 }
 
