@@ -247,6 +247,14 @@ decode_floats_of(cursor at, cursor end, int size, int *depth, char **to)
     return at;
 }
 
+/* Tell whether sums are rounded to nearest, which another library may have changed. */
+INLINE bool
+rounds_to_nearest(void)
+{
+    const volatile double small = 0x1p-60;
+    return 1 + small == 1 - small;
+}
+
 WIDE static cursor
 decode_fp32(cursor at, cursor end, int *depth, char **to)
 {
@@ -262,11 +270,9 @@ decode_fp64(cursor at, cursor end, int *depth, char **to)
 const char *
 decode_floats(const char *at, const char *end, enum datatype datatype, int *depth, char **to)
 {
-    if (datatype == FP32 && has_wide())
-        return decode_fp32(at, end, depth, to);
-    if (datatype == FP64 && has_wide())
-        return decode_fp64(at, end, depth, to);
-    return at;
+    if ((datatype != FP32 && datatype != FP64) || !has_wide() || !rounds_to_nearest())
+        return at;
+    return datatype == FP32 ? decode_fp32(at, end, depth, to) : decode_fp64(at, end, depth, to);
 }
 
 #else
