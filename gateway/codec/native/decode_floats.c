@@ -19,9 +19,6 @@ struct float_block {
     uint64_t opened, closed; /* brackets */
 };
 
-/* The most characters of a number that are read, with the point. */
-enum { MOST_CHARACTERS = 20 };
-
 /* Read the characters of a block, and cut it behind a comma. */
 WIDE INLINE struct float_block
 read_float_block(cursor at)
@@ -82,13 +79,6 @@ static const _Alignas(64) unsigned char WITHOUT_POINT[MOST_BEFORE_POINT + 1][16]
     {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 128},
 };
 
-/* Masks that keep the value of each of so many digits at the start of MOST_CHARACTERS. */
-static const unsigned char KEPT_BITS[BLOCK + MOST_CHARACTERS] = {
-    15, 15, 15, 15, 15, 15, 15, 15, 15, 15, 15, 15, 15, 15, 15, 15, 15, 15, 15, 15, 15, 15, 15,
-    15, 15, 15, 15, 15, 15, 15, 15, 15, 15, 15, 15, 15, 15, 15, 15, 15, 15, 15, 15, 15, 15, 15,
-    15, 15, 15, 15, 15, 15, 15, 15, 15, 15, 15, 15, 15, 15, 15, 15, 15, 15,
-};
-
 /* What 19 digits are multiplied by, as a sum of two, by how many are before the point. */
 static const double UNITS[MOST_BEFORE_POINT + 1][2] = {
     {1e-19, 2.475407316473987e-36},
@@ -121,7 +111,7 @@ take_bit_wide(uint64_t *bits)
 /* A number of a block. */
 struct number {
     cursor text;
-    const unsigned char *kept; /* masks of KEPT_BITS */
+    const unsigned char *kept; /* masks of its characters */
     ptrdiff_t before;          /* digits before the point */
 };
 
@@ -129,8 +119,9 @@ WIDE INLINE struct number
 take_number(cursor at, struct float_block *block)
 {
     ptrdiff_t start = take_bit_wide(&block->starts), point = take_bit_wide(&block->points);
-    ptrdiff_t end = take_bit_wide(&block->ends);
-    return (struct number){at + start, KEPT_BITS + BLOCK - (end - start), point - start};
+    const unsigned char *kept = KEPT_BITS + 2 * MOST_CHARACTERS;
+    kept -= take_bit_wide(&block->ends) - start;
+    return (struct number){at + start, kept, point - start};
 }
 
 /* Return the first 15 digits of two numbers, and a 0 behind them. */
@@ -236,6 +227,14 @@ decode_floats_of(cursor at, cursor end, int size, int *depth, char **to)
     return at;
 }
 
+/* Tell whether sums are rounded to nearest, which another library may have changed. */
+INLINE bool
+rounds_to_nearest(void)
+{
+    const volatile double small = 0x1p-60;
+    return 1 + small == 1 - small;
+}
+
 WIDE static cursor
 decode_fp32(cursor at, cursor end, int *depth, char **to)
 {
@@ -251,11 +250,9 @@ decode_fp64(cursor at, cursor end, int *depth, char **to)
 const char *
 decode_floats(const char *at, const char *end, enum datatype datatype, int *depth, char **to)
 {
-    if (datatype == FP32 && has_wide())
-        return decode_fp32(at, end, depth, to);
-    if (datatype == FP64 && has_wide())
-        return decode_fp64(at, end, depth, to);
-    return at;
+    if ((datatype != FP32 && datatype != FP64) || !has_wide() || !rounds_to_nearest())
+        return at;
+    return datatype == FP32 ? decode_fp32(at, end, depth, to) : decode_fp64(at, end, depth, to);
 }
 
 #else

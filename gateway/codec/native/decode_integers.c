@@ -215,10 +215,6 @@ convert_short(cursor at, const struct text_block *block, enum datatype datatype,
 
 /* ---- Long numbers ---- */
 
-/* Masks that keep the value of each of so many digits at the end of 20 characters. */
-static const unsigned char KEPT_BITS[40] = {
-    [20] = 15, 15, 15, 15, 15, 15, 15, 15, 15, 15, 15, 15, 15, 15, 15, 15, 15, 15, 15, 15};
-
 /* Where a number of a block starts and ends. */
 struct number {
     ptrdiff_t start, end;

@@ -154,6 +154,16 @@ depth_behind(uint64_t opened, uint64_t closed, int depth)
 
 /* ---- Four elements ---- */
 
+enum { MOST_CHARACTERS = 20 /* of a number, with the point */ };
+
+/*
+ * Masks that keep the value of each of so many digits among MOST_CHARACTERS: at the end if read
+ * from their number on, at the start if read from as far before the last third.
+ */
+static const _Alignas(64) unsigned char KEPT_BITS[3 * MOST_CHARACTERS] = {
+    [MOST_CHARACTERS] = 15, 15, 15, 15, 15, 15, 15, 15, 15, 15,
+    15, 15, 15, 15, 15, 15, 15, 15, 15, 15};
+
 INLINE uint32_t
 load_four(const void *from)
 {

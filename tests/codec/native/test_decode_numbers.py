@@ -1,5 +1,6 @@
 """The C reader of numbers agrees with Python, or leaves the text to it."""
 
+import ctypes
 import json
 import math
 import os
@@ -41,6 +42,9 @@ FLOATS = [name for name, each in DATATYPES.items() if each.family is Family.FLOA
 INTEGERS = [name for name, each in DATATYPES.items() if each.family is Family.INTEGER]
 NUMBERS = [*INTEGERS, *FLOATS]
 ALL = [*NUMBERS, "BOOL"]
+
+DOWNWARD = {"x86_64": 0x400, "aarch64": 0x800000}
+"""FE_DOWNWARD of fenv.h, by machine."""
 
 MIDDLE = 1 + 2**-24
 """Halfway between two FP32 numbers; the even one is 1."""
@@ -372,6 +376,19 @@ def test_c_reader_rounds_long_arrays_of_one_float_and_another(
     joined = None if None in expected else b"".join(each for each in expected if each is not None)
     flat = b"[" + text.replace(b"[", b"").replace(b"]", b"") + b"]"
     assert read(text, datatype) == read(flat, datatype) == joined
+
+
+@pytest.mark.skipif(os.uname().machine not in DOWNWARD, reason="its code of this is not known")
+@pytest.mark.parametrize("datatype", FLOATS)
+def test_c_reader_rounds_to_nearest_where_a_library_has_set_another_way(datatype: str) -> None:
+    text, way = b"[%s]" % b",".join(b"%d.7" % number for number in range(MANY)), ctypes.CDLL(None)
+    expected = read(text, datatype)
+    way.fesetround(DOWNWARD[os.uname().machine])
+    try:
+        found = read(text, datatype)
+    finally:
+        way.fesetround(0)
+    assert found == expected
 
 
 @settings(max_examples=scaled(1000))
