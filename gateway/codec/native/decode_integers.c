@@ -1,7 +1,7 @@
 /*
  * Decodes integers and booleans of an array by blocks of text.
  *
- * Without AVX2, the caller also reads numbers of more than seven digits, just as quickly.
+ * With SSE2 alone, the caller also reads numbers of more than seven digits, just as quickly.
  */
 #include "decode_blocks.h"
 
