@@ -226,7 +226,6 @@ class FlushQueue:
     def __init__(self) -> None:
         self._sessions: list[Http2Session] = []
         self._is_scheduled = False
-        self._step: Final = self._run
 
     def add(self, session: Http2Session) -> None:
         """Write the output of a session soon."""
@@ -236,7 +235,7 @@ class FlushQueue:
     def schedule(self, loop: asyncio.AbstractEventLoop) -> None:
         """Write soon; after readers were woken, what they send goes out in the same iteration."""
         if not self._is_scheduled:
-            loop.call_soon(self._step)
+            loop.call_soon(self._run)
             self._is_scheduled = True
 
     def _run(self) -> None:
