@@ -155,7 +155,7 @@ def _word(value: int) -> bytes:
 
 def encode_frame_header(kind: int, flags: int, stream_id: int, length: int) -> bytes:
     """Encode the header of a frame: section 4.1."""
-    # Compiled, one small number up to the frame size of most peers.
+    # Compiled, one small number for all frames of less than 16 KiB.
     return (length << 48 | kind << 40 | flags << 32 | stream_id).to_bytes(FRAME_HEADER_SIZE, "big")
 
 

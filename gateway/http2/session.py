@@ -223,21 +223,19 @@ class StreamHandler(BodyStream):
 class FlushQueue:
     """Writes the output of sessions once in an iteration of the event loop."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
+    def __init__(self) -> None:
         self._sessions: list[Http2Session] = []
         self._is_scheduled = False
-        self._step: Final = self._run
 
     def add(self, session: Http2Session) -> None:
         """Write the output of a session soon."""
         self._sessions.append(session)
-        self.schedule()
+        self.schedule(session.loop)
 
-    def schedule(self) -> None:
+    def schedule(self, loop: asyncio.AbstractEventLoop) -> None:
         """Write soon; after readers were woken, what they send goes out in the same iteration."""
         if not self._is_scheduled:
-            self._loop.call_soon(self._step)
+            loop.call_soon(self._run)
             self._is_scheduled = True
 
     def _run(self) -> None:
@@ -251,10 +249,11 @@ class FlushQueue:
         finally:
             if begun < len(sessions):  # one has failed in spite of its guard
                 self._sessions += sessions[begun:]
-                self.schedule()
+                self.schedule(sessions[begun].loop)
 
 
 _flush_queues: WeakKeyDictionary[asyncio.AbstractEventLoop, FlushQueue] = WeakKeyDictionary()
+"""No queue may refer to its loop, which would be kept for ever."""
 
 
 def flush_queue() -> FlushQueue:
@@ -262,7 +261,7 @@ def flush_queue() -> FlushQueue:
     loop = asyncio.get_running_loop()
     queue = _flush_queues.get(loop)
     if queue is None:
-        queue = _flush_queues[loop] = FlushQueue(loop)
+        queue = _flush_queues[loop] = FlushQueue()
     return queue
 
 
@@ -315,7 +314,7 @@ class Http2Session(Connection):
             return
         if self.has_woken:
             self.has_woken = False
-            self._flushes.schedule()
+            self._flushes.schedule(self.loop)
         self._count_partial(http2.reader.size)
         if http2.must_wait or self.read_flow.paused:
             self._end_time_slice()

@@ -51,30 +51,30 @@ class TimeSliceQueue:
     However many wait here, all others wait for one of their time slices only. Clients take turns.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
+    def __init__(self) -> None:
         self._waiting: FairQueue[Callable[[], None]] = FairQueue()
 
     def add(self, time_slice: Callable[[], None], client: str = "") -> None:
         """Call ``time_slice`` once, in a later iteration of the event loop."""
         if not self._waiting:
-            self._loop.call_soon(self._run)
+            asyncio.get_running_loop().call_soon(self._run)
         self._waiting.append(time_slice, client)
 
     async def next_slice(self) -> None:
         """Yield to other calls, and wait for a time slice."""
-        granted = self._loop.create_future()
+        granted = asyncio.get_running_loop().create_future()
         self.add(lambda: None if granted.done() else granted.set_result(None))
         await granted
 
     def _run(self) -> None:
         time_slice = self._waiting.popleft()
         if self._waiting:  # also if this one raises
-            self._loop.call_soon(self._run)
+            asyncio.get_running_loop().call_soon(self._run)
         time_slice()
 
 
 _queues: WeakKeyDictionary[asyncio.AbstractEventLoop, TimeSliceQueue] = WeakKeyDictionary()
+"""No queue may refer to its loop, which would be kept for ever."""
 
 
 def time_slice_queue() -> TimeSliceQueue:
@@ -82,5 +82,5 @@ def time_slice_queue() -> TimeSliceQueue:
     loop = asyncio.get_running_loop()
     queue = _queues.get(loop)
     if queue is None:
-        queue = _queues[loop] = TimeSliceQueue(loop)
+        queue = _queues[loop] = TimeSliceQueue()
     return queue

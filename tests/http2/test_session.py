@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import time
+import weakref
 from collections.abc import Callable
 from itertools import groupby
 
@@ -286,3 +288,18 @@ async def test_session_that_cannot_write_does_not_stop_others(
     assert last.fake.writes
     assert len(unexpected) == len(failing) - 1
     assert "aborted because of an unexpected error" in caplog.text
+
+
+def test_queue_of_sessions_is_forgotten_with_its_event_loop() -> None:
+    async def send() -> weakref.ref[asyncio.AbstractEventLoop]:
+        session = open_streams(1)
+        await session.streams[0].send(b"data")
+        await iterations(1)
+        assert session.fake.writes
+        session.lose()
+        await iterations(1)
+        return weakref.ref(asyncio.get_running_loop())
+
+    loop = asyncio.run(send())
+    gc.collect()
+    assert loop() is None

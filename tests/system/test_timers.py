@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from collections.abc import Callable
 from unittest import mock
 
@@ -152,7 +154,7 @@ async def test_entries_keep_their_real_timer_after_an_error() -> None:
 
 
 async def test_one_turn_is_taken_in_each_iteration() -> None:
-    queue = TimeSliceQueue(asyncio.get_running_loop())
+    queue = TimeSliceQueue()
     taken: list[str] = []
     for name in ("a", "b", "c"):
         queue.add(lambda name=name: taken.append(name))  # type: ignore[misc]
@@ -165,7 +167,7 @@ async def test_one_turn_is_taken_in_each_iteration() -> None:
 
 
 async def test_clients_take_turns_however_many_connections_they_have() -> None:
-    queue = TimeSliceQueue(asyncio.get_running_loop())
+    queue = TimeSliceQueue()
     taken: list[str] = []
     for name in ("a1", "a2", "a3", "b1", "b2"):
         queue.add(lambda name=name: taken.append(name), name[0])  # type: ignore[misc]
@@ -177,7 +179,7 @@ async def test_turn_that_fails_holds_up_nobody() -> None:
     loop = asyncio.get_running_loop()
     told: list[object] = []
     loop.set_exception_handler(lambda _, context: told.append(context["exception"]))
-    queue = TimeSliceQueue(loop)
+    queue = TimeSliceQueue()
     taken: list[str] = []
     error = ValueError()
 
@@ -207,3 +209,13 @@ async def test_connections_of_an_event_loop_share_a_queue() -> None:
         assert found is not time_slice_queue()
     finally:
         other.close()
+
+
+def test_queue_is_forgotten_with_its_event_loop() -> None:
+    async def take_time_slice() -> weakref.ref[asyncio.AbstractEventLoop]:
+        await time_slice_queue().next_slice()
+        return weakref.ref(asyncio.get_running_loop())
+
+    loop = asyncio.run(take_time_slice())
+    gc.collect()
+    assert loop() is None

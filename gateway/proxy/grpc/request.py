@@ -305,9 +305,10 @@ class GrpcRequest(ClientRequest):
 
 
 class RequestChunks:
-    """Yields a request's body as it arrives; ``check`` is awaited if it ``has_marked`` something.
+    """Yields a request's body as it arrives, its messages checked at their ends.
 
-    It may refuse the chunk in which a message ends.
+    ``check`` is awaited before the chunk that ends a message with marked outputs, which it may
+    refuse by an error. Only a GrpcRequest has such messages.
     """
 
     def __init__(
@@ -330,8 +331,10 @@ class RequestChunks:
         chunk = await request.read_within(self._deadline)
         if not chunk:
             raise StopAsyncIteration
-        if check is not None and isinstance(request, GrpcRequest) and request.has_marked:
-            await check(request)
+        if check is not None:
+            assert isinstance(request, GrpcRequest)
+            if request.has_marked:
+                await check(request)
         return chunk
 
 
