@@ -4,7 +4,7 @@ Each path and each form of them is in tests/end_to_end/conversion/test_refused_r
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import pytest
 
 from tests.integration.support.client import HEADER_LENGTH, Client
 from tests.integration.support.gateway import running_gateway
+from tests.integration.triton.models import named
 from tests.integration.triton.server import TritonServer
 
 pytestmark = pytest.mark.triton
@@ -119,15 +120,22 @@ def _long(part: str, size: int) -> tuple[str, dict[str, str]]:
     return target, {"X": "a" * size}
 
 
+@pytest.fixture(scope="module")
+def new_triton() -> Iterator[TritonServer]:
+    """A new one: one that had served a whole test run closed for shorter targets, too."""
+    with TritonServer(named("identity_fp32")) as server:
+        yield server
+
+
 @pytest.mark.parametrize("part", ["path", "query", "header"])
 def test_head_that_triton_does_not_answer_is_refused(
-    part: str, triton: TritonServer, tmp_path: Path
+    part: str, new_triton: TritonServer, tmp_path: Path
 ) -> None:
     with (
-        running_gateway(tmp_path, triton.http_url) as gateway,
+        running_gateway(tmp_path, new_triton.http_url) as gateway,
         Client(gateway.host, gateway.port) as client,
     ):
         target, headers = _long(part, LONGEST)
         assert client.send("GET", target, None, headers).status == (404 if part == "path" else 200)
         target, headers = _long(part, LONGEST + 1)
-        check_refused(client, triton, target, headers=headers)
+        check_refused(client, new_triton, target, headers=headers)
