@@ -8,7 +8,6 @@ import time
 from abc import abstractmethod
 from collections.abc import Callable
 from typing import Final
-from weakref import WeakKeyDictionary
 
 from gateway.http2 import events, frames
 from gateway.http2.connection import Http2Connection
@@ -19,6 +18,7 @@ from gateway.system.buffers import BodyProgress, BufferAccount
 from gateway.system.hangups import HangupWatch
 from gateway.system.sockets.body_stream import BodyStream
 from gateway.system.sockets.connection import MAX_COALESCED_WRITE, Connection
+from gateway.system.time_slices import PerLoop
 
 STREAM_WINDOW: Final = 64 * 1024
 """Initial window of a stream. It grows to that of ``BufferAccount`` once its body is read."""
@@ -252,17 +252,12 @@ class FlushQueue:
                 self.schedule(sessions[begun].loop)
 
 
-_flush_queues: WeakKeyDictionary[asyncio.AbstractEventLoop, FlushQueue] = WeakKeyDictionary()
-"""No queue may refer to its loop, which would be kept for ever."""
+_flush_queues = PerLoop(FlushQueue)
 
 
 def flush_queue() -> FlushQueue:
     """Return the queue of the running event loop: one for all of its sessions."""
-    loop = asyncio.get_running_loop()
-    queue = _flush_queues.get(loop)
-    if queue is None:
-        queue = _flush_queues[loop] = FlushQueue()
-    return queue
+    return _flush_queues.get()
 
 
 class Http2Session(Connection):

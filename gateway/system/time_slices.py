@@ -73,14 +73,28 @@ class TimeSliceQueue:
         time_slice()
 
 
-_queues: WeakKeyDictionary[asyncio.AbstractEventLoop, TimeSliceQueue] = WeakKeyDictionary()
-"""No queue may refer to its loop, which would be kept for ever."""
+class PerLoop(Generic[T]):
+    """Has one object for each event loop, made when it is first asked for.
+
+    None may refer to its loop, which would be kept for ever.
+    """
+
+    def __init__(self, make: Callable[[], T]) -> None:
+        self._make = make
+        self._all: WeakKeyDictionary[asyncio.AbstractEventLoop, T] = WeakKeyDictionary()
+
+    def get(self) -> T:
+        """Return that of the running event loop."""
+        loop = asyncio.get_running_loop()
+        found = self._all.get(loop)
+        if found is None:
+            found = self._all[loop] = self._make()
+        return found
+
+
+_queues = PerLoop(TimeSliceQueue)
 
 
 def time_slice_queue() -> TimeSliceQueue:
     """Return the queue of the running event loop: one for all of its connections."""
-    loop = asyncio.get_running_loop()
-    queue = _queues.get(loop)
-    if queue is None:
-        queue = _queues[loop] = TimeSliceQueue()
-    return queue
+    return _queues.get()
