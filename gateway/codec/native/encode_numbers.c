@@ -17,117 +17,10 @@
 #include <stdint.h>
 #include <string.h>
 
-#include "powers_of_ten.h"
-#include "vectors.h"
-
-#if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
-#error "eight digits are stored as a little-endian word"
-#endif
+#include "digits.h"
+#include "encode_integers.h"
 
 typedef unsigned __int128 uint128_t;
-
-/* Everything for an element is inlined, once per datatype. */
-#define INLINE __attribute__((always_inline)) static inline
-#define UNLIKELY(condition) __builtin_expect(condition, 0)
-
-static const uint64_t EIGHT_ZEROS = 0x3030303030303030; /* "00000000" */
-
-INLINE void
-store_word(char *to, uint64_t word)
-{
-    memcpy(to, &word, sizeof word);
-}
-
-/* ---- Digits as bytes: the last in the lowest byte of a word ---- */
-
-/* Split a number below 10^8 into its eight digits: into fours, then pairs, then digits. */
-INLINE uint64_t
-eight_digits(uint64_t value)
-{
-    uint64_t fours = value + value / 10000 * ((1ULL << 32) - 10000);
-    /* Quotients by 100 below 10^4, and by 10 below 100, are exact with these multipliers. */
-    uint64_t pairs = fours + (fours * 5243 >> 19 & 0x0000007F0000007F) * ((1 << 16) - 100);
-    return pairs + (pairs * 103 >> 10 & 0x000F000F000F000F) * ((1 << 8) - 10);
-}
-
-/* Turn digits into text, whose first character is the lowest byte. */
-INLINE uint64_t
-as_text(uint64_t digits)
-{
-    return __builtin_bswap64(digits) | EIGHT_ZEROS;
-}
-
-/* Count the zeros at the end of eight digits. */
-INLINE int
-zeros_at_end(uint64_t digits)
-{
-    /* A digit has its bits in the lower half of its byte: the bit set below is behind the first. */
-    return (__builtin_ctzll(digits | 1ULL << 63) + 4) / 8;
-}
-
-/* ---- Integers ---- */
-
-/* Write a number below 1000. */
-INLINE char *
-write_three(uint64_t value, char *to)
-{
-    uint32_t text = SHORT_NUMBERS[value][0];
-    memcpy(to, &text, sizeof text);
-    return to + (text >> 24);
-}
-
-/* Write a number below 10^8 without zeros before it. */
-INLINE char *
-write_short(uint64_t value, char *to)
-{
-    if (value < 1000)
-        return write_three(value, to);
-    if (value < 1000000) {
-        to = write_three(value / 1000, to);
-        memcpy(to, &SHORT_NUMBERS[value % 1000][1], 4);
-        return to + 3;
-    }
-    uint64_t digits = eight_digits(value);
-    int zeros = __builtin_clzll(digits) / 8;
-    store_word(to, as_text(digits << 8 * zeros));
-    return to + 8 - zeros;
-}
-
-INLINE char *
-write_eight(uint64_t value, char *to)
-{
-    store_word(to, as_text(eight_digits(value)));
-    return to + 8;
-}
-
-/* Write an integer of ``size`` bytes. */
-INLINE char *
-write_unsigned(uint64_t value, int size, char *to)
-{
-    const uint64_t e8 = 100000000;
-    if (size == 1)
-        return write_three(value, to);
-    if (size == 2 || value < e8)
-        return write_short(value, to);
-    uint64_t upper = value / e8;
-    if (size == 4)
-        to = write_three(upper, to);
-    else if (upper < e8)
-        to = write_short(upper, to);
-    else
-        to = write_eight(upper % e8, write_short(upper / e8, to));
-    return write_eight(value % e8, to);
-}
-
-INLINE char *
-write_integer(uint64_t bits, int size, bool is_signed, char *to)
-{
-    if (!is_signed)
-        return write_unsigned(bits, size, to);
-    int64_t value = (int64_t)(bits << (64 - 8 * size)) >> (64 - 8 * size);
-    *to = '-';
-    return write_unsigned(value < 0 ? -(uint64_t)value : (uint64_t)value, size, to + (value < 0));
-}
 
 /* ---- The digits of a float ---- */
 
@@ -303,6 +196,14 @@ shortest_of_power(int q, int stored)
 }
 
 /* ---- The text of a float ---- */
+
+/* Count the zeros at the end of eight digits. */
+INLINE int
+zeros_at_end(uint64_t digits)
+{
+    /* A digit has its bits in the lower half of its byte: the bit set below is behind the first. */
+    return (__builtin_ctzll(digits | 1ULL << 63) + 4) / 8;
+}
 
 /* How many digits stand before the point, at least and at most, without an exponent. */
 INLINE int
@@ -556,25 +457,6 @@ widen_fp16(uint64_t bits)
     return sign | biased << 23 | mantissa << 13;
 }
 
-INLINE uint64_t
-load(const char *data, size_t index, int size)
-{
-    uint64_t bits = 0;
-    memcpy(&bits, data + index * (size_t)size, (size_t)size);
-    return bits;
-}
-
-/* Write elements, each with a comma behind it; as all functions for elements. */
-INLINE char *
-write_integers(const char *data, size_t count, int size, bool is_signed, char *to)
-{
-    for (size_t i = 0; i < count; i++) {
-        to = write_integer(load(data, i, size), size, is_signed, to);
-        *to++ = ',';
-    }
-    return to;
-}
-
 INLINE char *
 write_floats(
     const char *data, size_t count, enum datatype datatype, enum nonfinite nonfinite, char *to)
@@ -698,21 +580,6 @@ shortest_of_four_fp32(quad bits, bool is_fp16)
     return four;
 }
 
-/* Set the sixteen digits of numbers below 10^16. */
-WIDE INLINE void
-set_digits(struct four *four, quad values)
-{
-    const uint64_t e8 = 100000000;
-    /* 2^58 / 10^8: this is the quotient, or one less. */
-    quad upper = multiply_lower(values >> 22, fill(2882303761)) >> 36;
-    quad lower = values - multiply_lower(upper, fill(e8));
-    quad is_less = more(lower, fill(e8 - 1));
-    upper -= is_less;
-    lower -= is_less & e8;
-    four->even = digits_of(interleave(lower, upper, false));
-    four->odd = digits_of(interleave(lower, upper, true));
-}
-
 /*
  * Multiply four numbers of 53 bits by units, whose words are ``first`` and ``second``. Set 64 bits
  * of the fraction, cut off by less than 4, and return the integers.
@@ -756,8 +623,10 @@ shortest_of_four_fp64(quad bits)
 
     /* Where the digits are but 16, the last one goes to the others. */
     quad is_long = more(tens, fill(999999999999999));
-    set_digits(&four, (is_long & tens) | (~is_long & (tens * 10 + last)));
+    struct sixteens digits = sixteen_digits((is_long & tens) | (~is_long & (tens * 10 + last)));
     last &= is_long;
+    four.even = digits.even;
+    four.odd = digits.odd;
     four.even_end = push_bytes(four.even, interleave(last, fill(0), false));
     four.odd_end = push_bytes(four.odd, interleave(last, fill(0), true));
 
@@ -845,21 +714,6 @@ write_floats_wide(
 
 #endif
 
-static char *
-write_booleans(const char *data, size_t count, char *to)
-{
-    const uint64_t words[] = {0x2C65736C6166, 0x2C65757274}; /* "false,", "true," */
-    unsigned char all = 0;
-    for (size_t i = 0; i < count; i++) {
-        unsigned char value = (unsigned char)data[i];
-        all |= value;
-        value &= 1;
-        store_word(to, words[value]);
-        to += 6 - value;
-    }
-    return all <= 1 ? to : NULL;
-}
-
 size_t
 most_text(enum datatype datatype)
 {
@@ -882,44 +736,9 @@ encode_numbers(
     if (has_wide())
         write = write_floats_wide;
 #endif
-    char *end = NULL;
-    switch (datatype) {
-    case BOOL:
-        end = write_booleans(data, count, to);
-        break;
-    case UINT8:
-        end = write_integers(data, count, 1, false, to);
-        break;
-    case UINT16:
-        end = write_integers(data, count, 2, false, to);
-        break;
-    case UINT32:
-        end = write_integers(data, count, 4, false, to);
-        break;
-    case UINT64:
-        end = write_integers(data, count, 8, false, to);
-        break;
-    case INT8:
-        end = write_integers(data, count, 1, true, to);
-        break;
-    case INT16:
-        end = write_integers(data, count, 2, true, to);
-        break;
-    case INT32:
-        end = write_integers(data, count, 4, true, to);
-        break;
-    case INT64:
-        end = write_integers(data, count, 8, true, to);
-        break;
-    case FP16:
-    case FP32:
-    case FP64:
-    case BF16:
-        end = write(data, count, datatype, nonfinite, to);
-        break;
-    case DATATYPE_COUNT:
-        break;
-    }
+    bool is_float = datatype >= FP16;
+    char *end = is_float ? write(data, count, datatype, nonfinite, to)
+                         : encode_integers(data, count, datatype, to);
     return end == NULL ? -1 : end - to - (count != 0);
 }
 

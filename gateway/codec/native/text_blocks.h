@@ -172,12 +172,6 @@ load_four(const void *from)
     return word;
 }
 
-WIDE INLINE quad
-load_halves(const void *first, const void *second)
-{
-    return join_halves(load_block(first), load_block(second));
-}
-
 #endif
 
 #endif

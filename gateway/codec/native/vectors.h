@@ -250,6 +250,12 @@ join_halves(block first, block second)
 #endif
 }
 
+WIDE VECTOR_INLINE quad
+load_halves(const void *first, const void *second)
+{
+    return join_halves(load_block(first), load_block(second));
+}
+
 /* Return numbers of both in turn: the first and the third of each, or the second and the fourth. */
 WIDE VECTOR_INLINE quad
 interleave(quad some, quad others, bool odd)

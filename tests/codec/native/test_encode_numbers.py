@@ -8,6 +8,7 @@ import math
 import struct
 import sys
 from contextlib import suppress
+from itertools import product
 from random import Random
 from typing import Any
 
@@ -98,9 +99,11 @@ def test_integers_of_all_lengths_are_written(name: str) -> None:
     assert limits is not None
     powers = [sign * 10**power for power in range(20) for sign in (1, -1)]
     near = [power + offset for power in powers for offset in (-1, 0, 1)]
-    values = [limits.least, limits.most, *(n for n in near if limits.least <= n <= limits.most)]
-    data = np.array(values, DTYPES[name]).tobytes()
-    assert native.encode_numbers(data, CODES[name]) == ",".join(map(str, values)).encode()
+    some = [limits.least, limits.most, *(n for n in near if limits.least <= n <= limits.most)]
+    beside_each = [n for pair in product(some, some) for n in pair]
+    for values in (some, beside_each, beside_each[1:], *(some[at : at + 9] for at in range(9))):
+        data = np.array(values, DTYPES[name]).tobytes()
+        assert native.encode_numbers(data, CODES[name]) == ",".join(map(str, values)).encode()
 
 
 def test_booleans_are_written_as_words() -> None:
