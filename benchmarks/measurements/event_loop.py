@@ -24,7 +24,7 @@ _COMMAND = (sys.executable, "-m", "benchmarks.servers.timed_gateway")
 _TEXT = 16_000_000
 _TIMES = 4
 """How often each request is sent in a round."""
-_MAX = 5.0  # milliseconds
+_MAX, _MAX_P999 = 5.0, 1.0  # milliseconds
 _PER_VALUE_SHORTEST, _PER_VALUE_OF_DOUBLE = 10.9, 20.6  # bytes, with what stands between them
 
 
@@ -33,15 +33,16 @@ def holds(env: Environment) -> list[Row]:
     count = env.rounds(3)
     requests = _requests() * _TIMES
     slices = np.concatenate(repeat(count, partial(_slices, env.raw_port, requests)))
-    longest = float(slices.max())
+    longest, most = float(slices.max()), float(np.quantile(slices, 0.999))
     return [
         Row(
             f"event loop blocked, {count * len(requests)} JSON requests of 16 MB",
             "",
             f"{longest:.2f} ms",
-            f"p50 {np.quantile(slices, 0.5):.2f} ms, p99.9 {np.quantile(slices, 0.999):.2f} ms",
+            f"the longest of {len(slices)} slices; p50 {np.quantile(slices, 0.5):.2f} ms",
             below(longest, _MAX, f"{_MAX:.0f} ms"),
-        )
+        ),
+        Row("… p99.9", "", f"{most:.2f} ms", "", below(most, _MAX_P999, f"{_MAX_P999:.0f} ms")),
     ]
 
 

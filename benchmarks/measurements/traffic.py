@@ -120,10 +120,10 @@ class _Case:
 _INFER = "/v2/models/static_16/infer"
 _CASES = (
     _Case("JSON 16 FP32", 1.0, _INFER, _json),
-    _Case("JSON 1,000 FP32", 1.0, "/v2/models/static_1000/infer", _json, count=1_000),
-    _Case("binary 16 FP32", 1.0, _INFER, _binary, server_form=_BINARY),
-    _Case("raw binary, up to 16 FP32", 1.0, _INFER, _raw, server_form=_BINARY),
-    _Case("V1 :predict, 16 FP32", 0.8, "/v1/models/static_16:predict", _instances),
+    _Case("JSON 1,000 FP32", 0.9, "/v2/models/static_1000/infer", _json, count=1_000),
+    _Case("binary 16 FP32", 1.2, _INFER, _binary, server_form=_BINARY),
+    _Case("raw binary, up to 16 FP32", 1.2, _INFER, _raw, server_form=_BINARY),
+    _Case("V1 :predict, 16 FP32", 0.9, "/v1/models/static_16:predict", _instances),
     _Case("JSON 16 FP32 to the KServe dialect", 0.8, _INFER, _json, dialect="kserve"),
     _Case("GET …/ready", 1.0, "/v2/models/static_16/ready", _nothing),
     _Case("POST …/generate, 0.3 kB", 1.0, "/v2/models/static_16/generate", _text),

@@ -54,12 +54,12 @@ DIGITS = (
 
 def image(env: Environment) -> list[Row]:
     """Measure as many FP32 values as an image has."""
-    return _json_to_json(env, IMAGE_COUNT, env.rounds(20), min_speedup=6)
+    return _json_to_json(env, IMAGE_COUNT, env.rounds(20), min_speedup=8)
 
 
 def million(env: Environment) -> list[Row]:
     """Measure a million FP32 values."""
-    return _json_to_json(env, 1_000_000, env.rounds(6), min_speedup=7)
+    return _json_to_json(env, 1_000_000, env.rounds(6), min_speedup=10)
 
 
 def nested(env: Environment) -> list[Row]:
