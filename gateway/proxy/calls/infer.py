@@ -23,7 +23,6 @@ from gateway.codec.v2.buffered_response import (
     convert_body,
     convert_large_body,
 )
-from gateway.codec.v2.request import MAX_FAST_REQUEST
 from gateway.codec.v2.shared_memory import SharedDocument
 from gateway.errors import GatewayError, ModelMismatchError, bad_request, name_server_in_errors
 from gateway.http1.head import RequestHead, ResponseHead
@@ -89,7 +88,7 @@ from gateway.proxy.infer.grpc_upstream import (
     with_all_data,
 )
 from gateway.proxy.interfaces import Call
-from gateway.sizes import CONVERT_CHUNK, MAX_FAST_RESPONSE, MAX_UNSCHEDULED
+from gateway.sizes import CONVERT_CHUNK, MAX_FAST_REQUEST, MAX_FAST_RESPONSE, MAX_UNSCHEDULED
 from gateway.system.buffers import MAX_WINDOW
 from gateway.upstream.metadata_cache import UpstreamResponseError
 from gateway.upstream.shared_memory import NOT_SHARED

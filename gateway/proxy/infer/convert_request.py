@@ -8,12 +8,7 @@ from typing import TypeVar
 
 from gateway.codec.v1.request import PredictRequestReader
 from gateway.codec.v2.json_writer import JsonRequestWriter
-from gateway.codec.v2.request import (
-    MAX_CACHED_HEADER,
-    MAX_FAST_REQUEST,
-    InferRequestReader,
-    read_without_data,
-)
+from gateway.codec.v2.request import MAX_CACHED_HEADER, InferRequestReader, read_without_data
 from gateway.codec.v2.shared_memory import SharedTensors, certain_output_sizes
 from gateway.errors import ErrorKind, GatewayError, ModelMismatchError, bad_request
 from gateway.protocol.declared_model import complete_metadata
@@ -38,7 +33,7 @@ from gateway.proxy.infer.convert_buffered_request import (
 )
 from gateway.proxy.interfaces import Call
 from gateway.routing.retry import SAFE_RETRIES_ONLY
-from gateway.sizes import CONVERT_CHUNK, ENCODE_CHUNK, MAX_UNSCHEDULED
+from gateway.sizes import CONVERT_CHUNK, ENCODE_CHUNK, MAX_FAST_REQUEST, MAX_UNSCHEDULED
 from gateway.upstream.metadata_cache import UpstreamResponseError
 from gateway.upstream.pool.member import Outcome
 from gateway.upstream.transport import Body

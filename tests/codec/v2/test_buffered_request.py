@@ -187,6 +187,15 @@ def test_fast_path_leaves_very_many_inputs(count: int, is_taken: bool) -> None:
     assert (read_json_fast(body, DEPTH_CAP) is not None) is is_taken
 
 
+@pytest.mark.parametrize("datatype", ["UINT8", "BYTES"])
+@pytest.mark.parametrize(("count", "is_taken"), [(128 * 1024, True), (128 * 1024 + 1, False)])
+def test_fast_path_leaves_very_many_elements(datatype: str, count: int, is_taken: bool) -> None:
+    data = [1 if datatype == "UINT8" else ""] * (count - 1)
+    body = request(entry(datatype, data), entry("FP32", [1.5]) | {"name": "y"})
+    assert (fast_result(body) is not None) is is_taken
+    assert fast_path_agrees(body)
+
+
 def test_each_request_of_strings_tells_their_size() -> None:
     for text in ("a", "abc", "a"):
         body = request(entry("BYTES", [text]))

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from gateway.codec.v2.request import MAX_FAST_REQUEST
 from gateway.errors import GatewayError
 from gateway.http1.head import MAX_CACHED_HEAD
 from gateway.protocol.dialects import DIALECTS
@@ -21,7 +20,7 @@ from gateway.proxy.filters.authentication import KeyGroup
 from gateway.proxy.router import Route, RouteMatch, Router
 from gateway.routing.balancer import LoadBalancingPolicy
 from gateway.routing.matcher import Match, Pattern
-from gateway.sizes import CONVERT_CHUNK, MAX_UNSCHEDULED
+from gateway.sizes import CONVERT_CHUNK, MAX_FAST_REQUEST, MAX_UNSCHEDULED
 from gateway.upstream.pool.pool import Pool
 from tests.proxy.calls.scene import JSON, Scene, binary_response, make_plan, plan_of, start
 from tests.support.doubles.fast_path import ReadyEndpoint, ScriptedClient, response_head
@@ -148,8 +147,8 @@ async def test_request_without_length_or_body_takes_the_streaming_path(
         ("/v2/x", CONVERT_CHUNK + 1, {"max_request_bytes": 10 * CONVERT_CHUNK}, False),
         (INFER, 1001, {"max_request_bytes": 1000}, False),
         (INFER, 1001, {"max_inference_header_bytes": 1000}, False),
-        (INFER, MAX_FAST_REQUEST, {"max_inference_header_bytes": 10 * CONVERT_CHUNK}, True),
-        (INFER, MAX_FAST_REQUEST + 1, {"max_inference_header_bytes": 10 * CONVERT_CHUNK}, False),
+        (INFER, MAX_FAST_REQUEST, {"max_inference_header_bytes": 2 * MAX_FAST_REQUEST}, True),
+        (INFER, MAX_FAST_REQUEST + 1, {"max_inference_header_bytes": 2 * MAX_FAST_REQUEST}, False),
         (PREDICT, MAX_UNSCHEDULED, {"max_inference_header_bytes": 10 * CONVERT_CHUNK}, True),
         (PREDICT, MAX_UNSCHEDULED + 1, {"max_inference_header_bytes": 10 * CONVERT_CHUNK}, False),
     ],
