@@ -1,12 +1,12 @@
 """Compresses and decompresses header lists: HPACK, RFC 7541.
 
-Each direction of a connection has one encoder and one decoder. Both cache blocks that consist of
-table indexes only: while the table does not change, equal blocks mean equal lists.
+Each direction of a connection has one encoder and one decoder. While the table does not change, a
+field is always written in the same way, and equal blocks mean equal lists: both are cached.
 """
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, cast
 
 from gateway.http2.errors import ErrorCode, Http2Error, compression_error
 from gateway.http2.huffman import BYTES, huffman_decode, huffman_encode
@@ -14,7 +14,11 @@ from gateway.sizes import CACHED_LINES
 from gateway.system.bounded_cache import cached
 
 Header = tuple[bytes, bytes]
-"""The name, in lower case, and the value of a header field."""
+"""The name, in lower case, and the value of a header field.
+
+Compiled, a variable of this type is two values, which become a new tuple at each look-up. So loops
+that look fields up, or pass them on, take them as objects.
+"""
 
 DEFAULT_TABLE_SIZE: Final = 4096
 """SETTINGS_HEADER_TABLE_SIZE unless a peer says otherwise: RFC 9113, section 6.5.2."""
@@ -36,9 +40,11 @@ _MAX_INTEGER_BYTES: Final = 4
 """Maximum bytes of an integer after its first one. No valid one has more than 28 bits."""
 
 _MAX_CACHED_BLOCKS: Final = 32
-"""Maximum number of cached blocks of an encoder or decoder."""
+"""Maximum number of cached blocks of a decoder."""
 _MAX_CACHED_FIELDS: Final = 64
 """Maximum number of fields of a cached block. With 32 of them, a cache takes 50 KB at most."""
+_MAX_CACHED_LITERALS: Final = 64
+"""Maximum bytes of a cached block with literals, which may be 21 fields: 90 KB at most."""
 
 _MAX_CACHED_LITERAL: Final = 128
 """Maximum bytes of a cached literal. With ``CACHED_LINES`` of them, a cache takes 1 MB at most."""
@@ -124,12 +130,12 @@ class DynamicTable:
         self.size = 0
         self.added = 0
         """How many fields were ever added: the number of the newest one."""
-        self._fields: list[Header] = []  # the oldest first
+        self._fields: list[object] = []  # the oldest first
 
     def __len__(self) -> int:
         return len(self._fields)
 
-    def get(self, index: int) -> Header | None:
+    def get(self, index: int) -> object:
         """Return the field of an index beyond the static table, None if there is none."""
         place = len(self._fields) + STATIC_SIZE - index
         return self._fields[place] if place >= 0 else None
@@ -159,9 +165,9 @@ class DynamicTable:
         fields = self._fields
         count = 0
         while self.size > max_size and count < len(fields):
-            self.size -= field_size(fields[count])
+            self.size -= field_size(cast("Header", fields[count]))
             count += 1
-        evicted = fields[:count]
+        evicted = cast("list[Header]", fields[:count])
         del fields[:count]
         return evicted
 
@@ -186,7 +192,8 @@ class Decoder:
         self._cache: dict[bytes, HeaderList] = {}
         self._block = b""
         self._position = 0
-        self._only_indexes = True
+        self._max_cached = 0
+        """Maximum bytes of the block if it is to be cached."""
 
     def decode(self, block: bytes) -> HeaderList:
         """Decode a complete block; raises Http2Error, and the connection must end then.
@@ -198,9 +205,9 @@ class Decoder:
             return cached
         self._block = block
         self._position = count = 0
-        self._only_indexes = True
+        self._max_cached = MAX_HEADER_LIST
         self._read_size_updates()
-        fields: list[Header] = []
+        fields: list[object] = []
         room = MAX_HEADER_LIST
         while self._position < len(block):
             first = block[self._position]
@@ -209,15 +216,15 @@ class Decoder:
             else:
                 field = self._read_literal(first)
             # RFC 9113, section 6.5.2: names, values and 32 bytes for each field.
-            room -= field_size(field)
+            room -= field_size(cast("Header", field))
             if room >= 0:
                 fields.append(field)
             count += 1
             if count > MAX_FIELDS:
                 reason = f"more than {MAX_FIELDS} fields in a header block"
                 raise Http2Error(ErrorCode.ENHANCE_YOUR_CALM, reason)
-        headers = HeaderList(tuple(fields), room < 0)
-        if self._only_indexes and count <= _MAX_CACHED_FIELDS:
+        headers = HeaderList(cast("tuple[Header, ...]", tuple(fields)), room < 0)
+        if len(block) <= self._max_cached and count <= _MAX_CACHED_FIELDS:
             if len(self._cache) >= _MAX_CACHED_BLOCKS:
                 self._cache.clear()
             self._cache[block] = headers
@@ -237,32 +244,38 @@ class Decoder:
             if count > _MAX_SIZE_UPDATES:
                 raise compression_error("too many changes of the table size")
             self.table.resize(size)
-            self._only_indexes = False
-            self._cache.clear()
+            self._forget_blocks()
+
+    def _forget_blocks(self) -> None:
+        """Drop the cached blocks, as the table changes, and do not cache this one."""
+        self._cache.clear()
+        self._max_cached = -1
 
     def _read_literal(self, first: int) -> Header:
         """Read a literal field, and add it to the table if it asks for that."""
-        self._only_indexes = False
         if first & 0xC0 == _INCREMENTAL:
             field = self._read_name_and_value(0x3F)
             self.table.add(field)
-            self._cache.clear()
+            self._forget_blocks()
             return field
         if first & 0xE0 == 0x20:
             raise compression_error("a change of the table size after a field")  # section 4.2
-        return self._read_name_and_value(0x0F)
+        field = self._read_name_and_value(0x0F)
+        most = -1 if field[0] in NOT_INDEXED else _MAX_CACHED_LITERALS
+        self._max_cached = min(self._max_cached, most)
+        return field
 
     def _read_name_and_value(self, mask: int) -> Header:
         index = self._read_integer(mask)
-        name = self._field(index)[0] if index else self._read_string()
+        name = cast("Header", self._field(index))[0] if index else self._read_string()
         return name, self._read_string()
 
-    def _field(self, index: int) -> Header:
+    def _field(self, index: int) -> object:
         """Return a field of the tables; both are one address space (section 2.3.3)."""
         if index <= STATIC_SIZE:
             if not index:
                 raise compression_error("a field with index 0")  # section 6.1
-            return STATIC_TABLE[index]
+            return cast("tuple[object, ...]", STATIC_TABLE)[index]
         field = self.table.get(index)
         if field is None:
             raise compression_error(f"index {index} is beyond the table")
@@ -312,11 +325,10 @@ class Encoder:
     def __init__(self) -> None:
         self.table: Final = DynamicTable(DEFAULT_TABLE_SIZE)
         # The numbers of the fields in the table, and the latest with each name.
-        self._fields: dict[Header, int] = {}
+        self._fields: dict[object, int] = {}
         self._names: dict[bytes, int] = {}
-        self._indexed: dict[Header, bytes] = {}
+        self._indexed: dict[object, bytes] = {}
         """How fields of both tables are written, while the table does not change."""
-        self._cache: dict[tuple[Header, ...], bytes] = {}
         self._size_update = b""
         """The start of the next block: a new size of the table."""
 
@@ -327,68 +339,54 @@ class Encoder:
         """
         if size < self.table.max_size:
             self._forget(self.table.resize(size))
-            self._clear_cache()
+            self._indexed.clear()
             self._size_update = _integer(size, 0x1F, 0x20)
 
     def encode(self, fields: tuple[Header, ...]) -> bytes:
         """Encode a header list whose names are in lower case; ``NEVER_INDEXED`` are secrets."""
-        cached = self._cache.get(fields)
-        if cached is not None:
-            return cached
         parts = [self._size_update]
-        only_indexes = not self._size_update
         self._size_update = b""
-        for field in fields:
-            part = self._indexed.get(field)
-            if part is None and (index := self._index(field)):
-                part = self._indexed[field] = _integer(index, 0x7F, 0x80)  # section 6.1
-            if part is None:
-                only_indexes = False
-                part = self._encode_literal(field)
-            parts.append(part)
-        block = b"".join(parts)
-        if only_indexes and len(fields) <= _MAX_CACHED_FIELDS:
-            if len(self._cache) >= _MAX_CACHED_BLOCKS:
-                self._cache.clear()
-            self._cache[fields] = block
-        return block
+        indexed = self._indexed
+        for field in cast("tuple[object, ...]", fields):
+            part = indexed.get(field)
+            parts.append(self._encode_field(field) if part is None else part)
+        return b"".join(parts)
 
-    def _index(self, field: Header) -> int:
-        """Return the index of a field in the tables, 0 if it is in none."""
-        number = self._fields.get(field)
-        if number is not None:
-            return STATIC_SIZE + 1 + self.table.added - number
-        return STATIC_FIELDS.get(field, 0)
-
-    def _encode_literal(self, field: Header) -> bytes:
+    def _encode_field(self, each: object) -> bytes:
+        """Encode a field that is in no table, or for the first time since the table changed."""
+        field = cast("Header", each)
         name, value = field
+        start = _NOT_INDEXED_STARTS.get(name)
+        if start is not None:
+            return start + _plain_string(value)
+        number = self._fields.get(each)
+        index = STATIC_FIELDS.get(field, 0) if number is None else self._dynamic_index(number)
+        if index:
+            # This tuple, which may come again, is found faster than an equal one.
+            part = self._indexed[each] = _integer(index, 0x7F, 0x80)  # section 6.1
+            return part
         index = STATIC_NAMES.get(name, 0)
-        if not index:
-            number = self._names.get(name)
-            if number is not None:
-                index = STATIC_SIZE + 1 + self.table.added - number
-        if name in NEVER_INDEXED:
-            return _literal(_NEVER, 0x0F, index, name, value)
+        if not index and (number := self._names.get(name)) is not None:
+            index = self._dynamic_index(number)
         # A large field would evict many others.
-        if name in NOT_INDEXED or field_size(field) > self.table.max_size // 2:
-            return _literal(_WITHOUT_INDEXING, 0x0F, index, name, value)
+        if field_size(field) > self.table.max_size // 2:
+            return _literal_start(_WITHOUT_INDEXING, index, name) + _plain_string(value)
         self._add(field)
         is_short = len(name) + len(value) <= _MAX_CACHED_LITERAL
         encode = _cached_indexed_literal if is_short else _indexed_literal
         return encode(index, b"" if index else name, value)
+
+    def _dynamic_index(self, number: int) -> int:
+        return STATIC_SIZE + 1 + self.table.added - number
 
     def _add(self, field: Header) -> None:
         evicted = self.table.add(field)
         number = self.table.added
         self._fields[field] = number
         self._names[field[0]] = number
-        self._clear_cache()
+        self._indexed.clear()
         if evicted:
             self._forget(evicted)
-
-    def _clear_cache(self) -> None:
-        self._indexed.clear()
-        self._cache.clear()
 
     def _forget(self, evicted: list[Header]) -> None:
         """Drop the numbers of evicted fields."""
@@ -412,15 +410,26 @@ def _integer(value: int, mask: int, pattern: int) -> bytes:
     return bytes(encoded)
 
 
-def _literal(pattern: int, mask: int, index: int, name: bytes, value: bytes) -> bytes:
-    """Encode a literal field that is not indexed.
+def _plain_string(text: bytes) -> bytes:
+    """Encode a string of a field that is not indexed.
 
-    Its strings differ from message to message, and the Huffman code would cost more than it saves.
+    It differs from message to message, and the Huffman code would cost more than it saves.
     """
-    start = _integer(index, mask, pattern)
-    if not index:
-        start += _integer(len(name), 0x7F, 0) + name
-    return start + _integer(len(value), 0x7F, 0) + value
+    return _integer(len(text), 0x7F, 0) + text
+
+
+def _literal_start(pattern: int, index: int, name: bytes) -> bytes:
+    """Encode a literal field that is not indexed, without its value."""
+    return _integer(index, 0x0F, pattern) + (b"" if index else _plain_string(name))
+
+
+_NOT_INDEXED_STARTS: Final = {
+    name: _literal_start(
+        _NEVER if name in NEVER_INDEXED else _WITHOUT_INDEXING, STATIC_NAMES.get(name, 0), name
+    )
+    for name in NEVER_INDEXED | NOT_INDEXED
+}
+"""How fields that are never in the dynamic table are written, without their values."""
 
 
 def _indexed_literal(index: int, name: bytes, value: bytes) -> bytes:
@@ -437,4 +446,4 @@ def _string(text: bytes) -> bytes:
     encoded = huffman_encode(text)
     if len(encoded) < len(text):
         return _integer(len(encoded), 0x7F, 0x80) + encoded
-    return _integer(len(text), 0x7F, 0) + text
+    return _plain_string(text)

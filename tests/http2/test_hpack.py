@@ -221,6 +221,43 @@ def test_repeated_lists_are_encoded_by_indexes_only() -> None:
     assert len(block) == 2
 
 
+def test_field_is_written_by_its_index_of_the_moment() -> None:
+    encoder, decoder = Encoder(), Decoder()
+    fields: list[Header] = [(b"x-%d" % number, b"y" * 400) for number in range(12)]
+    for number in range(60):  # nine fit into the table
+        some = tuple(fields[number * place % 12] for place in (0, 1, 5, 7))
+        assert decoder.decode(
+            encoder.encode((*some, (b"traceparent", b"00-%d" % number)))
+        ).fields == (
+            *some,
+            (b"traceparent", b"00-%d" % number),
+        )
+
+
+def test_name_without_an_index_stays_literal_when_its_value_is_in_the_static_table() -> None:
+    fields: Fields = ((b"age", b""), (b"authorization", b""), (b":path", b"/"))
+    block = Encoder().encode(fields)
+    assert block == b"\x0f\x06\x00\x1f\x08\x00\x84"
+    assert Decoder().decode(block).fields == fields
+
+
+def test_repeated_block_of_literals_is_decoded_by_the_table_of_the_moment() -> None:
+    decoder, block = Decoder(), b"\x0f\x2f\x01v"  # the name is that of the newest field
+    for name in (b"a", b"b", b"c"):
+        decoder.decode(b"\x40\x01" + name + b"\x01x")
+        for _ in range(2):
+            assert decoder.decode(block).fields == ((name, b"v"),)
+
+
+def test_broken_block_is_refused_each_time_after_valid_ones() -> None:
+    decoder, valid = Decoder(), b"\x82\x00\x01a\x01b"
+    for _ in range(3):
+        assert decoder.decode(valid).fields == ((b":method", b"GET"), (b"a", b"b"))
+        for broken in (valid[:-1], valid + b"\xbe", valid + b"\x20"):
+            with pytest.raises(Http2Error):
+                decoder.decode(broken)
+
+
 def test_list_of_the_maximum_size_is_decoded() -> None:
     """What is beyond it is not expanded: one byte of a block can mean 4 KB."""
     for more, fits in ((0, 16), (1, 15)):
@@ -254,6 +291,8 @@ _BOMBS = {
     "large fields, evicted": [(b"\x40\x01a\x7f\x80\x1e" + b"x" * 3967) * 30],
     "empty fields": [b"\x40\x00\x00" * MAX_FIELDS],
     "small blocks": [b"\x82" * size for size in range(1, 1000)],
+    "small literals": [b"\x00\x01a\x04%04d" % number * 8 for number in range(1000)],
+    "tiny literals": [b"\x00\x00\x01%c" % number * 16 for number in range(256)],
     "Huffman": [b"\x00\x01a\xff\x81\x87\x07" + b"\x00" * 115_200],
     "length of 268 MB": [b"\x00\x7f\xff\xff\xff\x7f" + b"x" * 100],
 }
