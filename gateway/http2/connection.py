@@ -364,8 +364,8 @@ class Http2Connection:
     def _receive_headers(self, stream: Stream, headers: HeaderList, end_stream: bool) -> None:
         length = -1
         if not headers.too_large:
+            status, length = headers.checked or self._check(headers, stream.id)
             if self._is_client:
-                status, length = check_response(headers.fields, stream.id)
                 if status < 200:
                     if end_stream:  # section 8.1
                         raise protocol_error("an interim response with END_STREAM", stream.id)
@@ -374,8 +374,6 @@ class Http2Connection:
                     return
                 if stream.is_head or status in (204, 304):
                     length = 0  # the header tells that of the response to GET: section 8.1.1
-            else:
-                length = check_request(headers.fields, stream.id)
         if end_stream and length > 0:
             raise protocol_error("a Content-Length without a body", stream.id)
         stream.has_headers = True
@@ -383,6 +381,13 @@ class Http2Connection:
         if end_stream:
             self._end_received(stream)
         self._tell(events.HeadersReceived(stream, headers, end_stream))
+
+    def _check(self, headers: HeaderList, stream_id: int) -> tuple[int, int]:
+        if self._is_client:
+            headers.checked = check_response(headers.fields, stream_id)
+        else:
+            headers.checked = 0, check_request(headers.fields, stream_id)
+        return headers.checked
 
     def _receive_trailers(self, stream: Stream, headers: HeaderList, end_stream: bool) -> None:
         """Handle trailers: section 8.1."""
@@ -394,7 +399,9 @@ class Http2Connection:
                 f"trailers of more than {MAX_HEADER_LIST} bytes",
                 stream.id,
             )
-        check_trailers(headers.fields, stream.id, is_request=not self._is_client)
+        if not headers.checked_as_trailers:
+            check_trailers(headers.fields, stream.id, is_request=not self._is_client)
+            headers.checked_as_trailers = True
         if stream.content_left > 0:
             raise protocol_error("the body does not have its Content-Length", stream.id)
         self._end_received(stream)

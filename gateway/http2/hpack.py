@@ -173,7 +173,7 @@ class DynamicTable:
 
 
 class HeaderList:
-    """A decoded header list; immutable, as those that repeat are cached.
+    """A decoded header list; its fields are immutable, as those that repeat are cached.
 
     ``too_large`` tells that the list exceeds the maximum size: ``fields`` are the first ones then,
     and the message must be refused.
@@ -182,6 +182,9 @@ class HeaderList:
     def __init__(self, fields: tuple[Header, ...], too_large: bool) -> None:
         self.fields: Final = fields
         self.too_large: Final = too_large
+        self.checked: tuple[int, int] | None = None
+        """Status (0 in requests) and Content-Length, once the list was checked as headers."""
+        self.checked_as_trailers = False
 
 
 class Decoder:

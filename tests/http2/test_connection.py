@@ -759,3 +759,23 @@ def test_empty_message_parts_are_sent_once() -> None:
     assert http2.send_data(stream, b"more", True) == 0
     http2.send_headers(stream, OK, True)
     assert [type(each) for each in peer.frames()] == [frames.HeadersFrame, frames.DataFrame]
+
+
+@pytest.mark.parametrize("is_client", [False, True])
+def test_repeated_block_is_refused_where_it_is_not_valid(is_client: bool) -> None:
+    """A list that was valid as headers or as trailers is checked anew as the other."""
+    peer = Peer(is_client)
+    head, trailers = OK if is_client else POST, ((b"te", b"trailers"),)
+    for stream_id in range(1, 25, 6):
+        for each in range(stream_id, stream_id + 6, 2):
+            assert not is_client or open_request(peer).id == each
+        peer.send(
+            peer.headers(stream_id, head) + peer.headers(stream_id, trailers, end=True),
+            peer.headers(stream_id + 2, head) + peer.headers(stream_id + 2, head, end=True),
+            peer.headers(stream_id + 4, trailers, end=True),
+        )
+    refused = (events.StreamReset, events.StreamRefused)
+    first, second, *more = [each.error.reason for each in peer.events if isinstance(each, refused)]
+    assert "has no place here" in first
+    assert "is missing" in second
+    assert more == [first, second] * 3
