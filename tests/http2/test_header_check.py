@@ -158,6 +158,30 @@ def test_trailers_have_no_pseudo_header_fields() -> None:
         assert "after a regular field" in refusal(((b"a", b"b"), field), check_trailers)
 
 
+@pytest.mark.parametrize("name", [b"x-any", b"traceparent"])
+def test_field_is_valid_without_control_characters_and_space_around_it(name: bytes) -> None:
+    for byte in range(256):
+        for value in (b"a%cb" % byte, b"%c" % byte, b"%cb" % byte, b"a%c" % byte):
+            is_control = byte != 9 and (byte < 32 or byte == 127)
+            is_around = byte in b" \t" and len(value) < 3
+            for _ in range(2):
+                if is_control or is_around:
+                    assert "control characters" in refusal((OK, (name, value)), check_response)
+                else:
+                    assert check_response((OK, (name, value)), 1) == (200, -1)
+
+
+def test_bad_field_is_refused_after_good_ones_that_were_seen_before() -> None:
+    good = ((b"x-good", b"1"), (b"traceparent", b"00-1"))
+    for _ in range(2):
+        assert check_request((*REQUEST, *good), 1) == -1
+        for bad, reason in INVALID_FIELDS:
+            assert reason in refusal((*REQUEST, *good, bad), check_request)
+        assert "has no place here" in refusal((OK, *good), check_request)
+        assert "has no place here" in refusal((*REQUEST, *good), check_response)
+        assert "more than one" in refusal((METHOD, METHOD, SCHEME, PATH), check_request)
+
+
 def test_many_fields_do_not_fill_the_cache() -> None:
     for number in range(2 * CACHED_LINES):
         check_trailers(((b"x-%d" % number, b"a"), (b"x-large", b"v" * 1000)), 1)
