@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterable, Iterable, Sequence
-from typing import Final
+from typing import Final, cast
 
 from multidict import CIMultiDict, CIMultiDictProxy
 
@@ -50,9 +50,9 @@ first window."""
 
 _HEAD_PARSER: Final = HeadParser(KEYED_RESPONSE_HEADERS, noted=("content-length",))
 _HOP_BY_HOP: Final = frozenset(name.encode() for name in HOP_BY_HOP)
-_NO_FIELD: Final = (b"", b"")
+_NO_FIELD: Final[object] = (b"", b"")
 _MAX_CACHED_LINE: Final = 256
-_fields_of_lines: Final[BoundedCache[bytes, Header]] = BoundedCache(CACHED_LINES)
+_fields_of_lines: Final[BoundedCache[bytes, object]] = BoundedCache(CACHED_LINES)
 _heads: BoundedCache[tuple[Header, ...], ResponseHead] = BoundedCache(CACHED_HEADS)
 
 
@@ -112,12 +112,13 @@ class Http2Endpoint(ServerEndpoint):
         if first is None:
             first = self._fields(template.method, template.target, template.headers)
             self._encoded.put(template, first, template.content)
-        known, fields = _fields_of_lines.recent, [*first]
+        known = _fields_of_lines.recent
+        fields: list[object] = [*first]
         for line in lines.split(b"\r\n"):
             field = known.get(line) or _encode_line(line)
-            if field[0]:
+            if field is not _NO_FIELD:
                 fields.append(field)
-        return tuple(fields)
+        return cast("tuple[Header, ...]", tuple(fields))
 
     def _fields(
         self, method: str, target: str, headers: Iterable[tuple[str, str]]
@@ -125,7 +126,7 @@ class Http2Endpoint(ServerEndpoint):
         authority = self._address.authority
         fields: list[Header] = []
         for name, value in headers:
-            field = _encode_line(f"{name}:{value}".encode("latin-1"))
+            field = cast("Header", _encode_line(f"{name}:{value}".encode("latin-1")))
             if field[0] == b"host":
                 authority = value
             elif field[0]:
@@ -341,18 +342,19 @@ def _parse(headers: HeaderList) -> ResponseHead | None:
         return None
 
 
-def _encode_line(line: bytes) -> Header:
+def _encode_line(line: bytes) -> object:
     """Encode a header line, without its end.
 
     Empty if it has no meaning in HTTP/2: RFC 9113, section 8.2.2.
     """
-    if (known := _fields_of_lines.get(line)) is not None:
-        return known
     name, _, value = line.partition(b":")
     lower, value = name.lower(), value.strip(b" \t")
-    field = (lower, value)
-    if lower in _HOP_BY_HOP and not (lower == b"te" and value.lower() == b"trailers"):
-        field = _NO_FIELD
-    if lower not in NOT_INDEXED and len(line) <= _MAX_CACHED_LINE:  # else each has another value
+    if lower in NOT_INDEXED:  # each has another value
+        return lower, value
+    if (known := _fields_of_lines.get(line)) is not None:
+        return known
+    is_te = lower == b"te" and value.lower() == b"trailers"
+    field = _NO_FIELD if not lower or (lower in _HOP_BY_HOP and not is_te) else (lower, value)
+    if len(line) <= _MAX_CACHED_LINE:
         _fields_of_lines.put(line, field)
     return field
