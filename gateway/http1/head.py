@@ -310,6 +310,7 @@ class RequestHead(MessageHead):
         super().__init__(first.line, first.http_1_0, fields, noted, length)
         self.parser = parser
         """Its parser: keys of heads of different parsers must not be compared."""
+        self._first = first
         self.method = first.method
         self.target = first.target
         if fields.hosts != 1 and (fields.hosts or not first.http_1_0):
@@ -318,6 +319,12 @@ class RequestHead(MessageHead):
             raise MalformedError("Transfer-Encoding in HTTP/1.0")
         if self.length is None and not self.chunked:
             self.length = 0
+
+    def with_noted(self, values: list[str | bytes]) -> RequestHead:
+        """Return a head with other values of the fields that are noted alone; see ``note``."""
+        fields = self._fields
+        noted = fields.note(values)
+        return RequestHead(self._first, fields, noted, fields.length_in(noted), self.parser)
 
 
 class ResponseHead(MessageHead):
@@ -365,6 +372,8 @@ class HeadParser:
             self._handling[name] = self._handling.get(name, _PASSED) | _NOTED
         alone = [name.encode() for name, each in self._handling.items() if each == _NOTED]
         self._noted_names: tuple[bytes, ...] = tuple(alone)
+        self.noted_names: Final = frozenset(alone)
+        """Names of headers that are noted alone."""
         self._known: BoundedCache[bytes, HeaderField] = BoundedCache(CACHED_LINES)
         self._names: BoundedCache[bytes, _HeaderName] = BoundedCache(CACHED_LINES)
         self._fields: BoundedCache[bytes, HeaderFields] = BoundedCache(_CACHED_FIELDS)

@@ -36,6 +36,7 @@ from gateway.listener.messages import (
     encode_fields,
     encode_request_head,
     response_fields,
+    split_request_head,
     with_request_id,
 )
 from gateway.observe.failure_log import REFUSAL_LOG
@@ -194,17 +195,18 @@ class Http2Call(ClientCall):
             return
         body_size = self._request_bytes if is_complete else -1
         is_small = True
-        head = self._connection.cached_head(headers, body_size)
-        if head is None:
-            encoded = encode_request_head(headers, body_size)
-            is_small = len(encoded) <= MAX_CACHED_HEAD
-            if not is_small and not self._hold_head(HEAD_COPIES * len(encoded)):
-                return
-            try:
-                head = self._connection.parse_head(headers, encoded, body_size)
-            except MalformedError as error:
-                self.reject(bad_request(f"malformed HTTP request: {error}"))
-                return
+        key, noted = split_request_head(headers, body_size, self._host.head_parser.noted_names)
+        try:
+            head = self._connection.cached_head(key, noted)
+            if head is None:
+                encoded = encode_request_head(headers, body_size)
+                is_small = len(encoded) <= MAX_CACHED_HEAD
+                if not is_small and not self._hold_head(HEAD_COPIES * len(encoded)):
+                    return
+                head = self._connection.parse_head(key, encoded)
+        except MalformedError as error:
+            self.reject(bad_request(f"malformed HTTP request: {error}"))
+            return
         self.begin(head).request_bytes = self._request_bytes
         self.stream.reserved = self.reserved
         if is_small and is_complete:
@@ -416,7 +418,7 @@ class Http2ClientConnection(Http2Session):
         self.buffers.stall_error = stalled_body_error
         self._host = host
         self.source = CallSource(host, peer, "", is_http2=True)
-        self._heads: dict[tuple[Header, ...], RequestHead] = {}
+        self._heads: dict[tuple[object, ...], RequestHead] = {}
         self._begun: list[Http2Call] = []
         self._connected_at = self._idle_since = self.loop.time()
         self._partial_since = 0.0
@@ -506,27 +508,25 @@ class Http2ClientConnection(Http2Session):
         self.on_failure(error)
         self._close()
 
-    def cached_head(self, headers: HeaderList, body_size: int) -> RequestHead | None:
-        """Return the head of a request, if it was parsed before.
-
-        ``body_size`` is that of a complete body, -1 before it is complete.
-        """
-        head = self._heads.get(headers.fields)
-        size = None if body_size < 0 else body_size
-        if head is None or head.parser is not self._host.head_parser or head.length != size:
+    def cached_head(
+        self, key: tuple[object, ...], noted: list[str | bytes] | None
+    ) -> RequestHead | None:
+        """Return the head of a request if one was parsed with this key; see split_request_head."""
+        head = self._heads.get(key)
+        if head is None or head.parser is not self._host.head_parser or noted is None:
             return None
-        return head
+        return head.with_noted(noted)
 
-    def parse_head(self, headers: HeaderList, encoded: bytes, body_size: int) -> RequestHead:
+    def parse_head(self, key: tuple[object, ...], encoded: bytes) -> RequestHead:
         """Return the head of a request, which ``encoded`` has in HTTP/1.1; cache a small one.
 
         Raises MalformedError.
         """
         head = self._host.head_parser.parse_request(encoded)
-        if len(encoded) <= MAX_CACHED_HEAD and body_size >= 0:
+        if len(encoded) <= MAX_CACHED_HEAD:
             if len(self._heads) >= _MAX_CACHED_HEADS:
                 self._heads.clear()
-            self._heads[headers.fields] = head
+            self._heads[key] = head
         return head
 
     def on_headers(self, event: HeadersReceived) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from email.utils import formatdate
 from functools import lru_cache
 from http import HTTPStatus
-from typing import Final
+from typing import Final, cast
 
 from multidict import CIMultiDict
 
@@ -15,6 +15,7 @@ from gateway.errors import GatewayError, bad_request
 from gateway.http1.connection import Http1Connection
 from gateway.http1.head import (
     ABSOLUTE_FORM,
+    MAX_CACHED_HEAD,
     STATUSES_WITHOUT_BODY,
     RequestHead,
     encode_head,
@@ -276,6 +277,38 @@ def http_date(second: int) -> str:
 CONTINUE_FIELDS: Final[tuple[Header, ...]] = ((b":status", b"100"),)
 
 _ONCE: Final = frozenset((b"host", b"content-length"))
+
+
+def split_request_head(
+    headers: HeaderList, body_size: int, noted_names: frozenset[bytes]
+) -> tuple[tuple[object, ...], list[str | bytes] | None]:
+    """Return a checked header list without the values of noted headers, and these.
+
+    Lists with equal first parts have equal heads of HTTP/1.1, but for these values. They are those
+    that ``RequestHead.with_noted`` takes, None if they are large. ``body_size`` is as below.
+    """
+    same: list[object] = []
+    values: list[str | bytes] = []
+    length = b"%d" % body_size if body_size > 0 else b""
+    size = 0
+    for field in cast("tuple[object, ...]", headers.fields):
+        name, value = cast("Header", field)
+        if name not in noted_names:
+            same.append(field)
+        elif name == b"content-length":
+            length = value.strip(b" \t")
+        else:
+            same.append(name)
+            size += len(value)
+            values += value.decode("latin-1").strip(" \t"), name + b": " + value + b"\r\n"
+    if not length:
+        same.append(body_size)
+    elif b"content-length" not in noted_names:
+        same.append(length)
+    else:
+        same.append(b"content-length")
+        values += length.decode(), b"Content-Length: " + length + b"\r\n"
+    return tuple(same), values if size <= MAX_CACHED_HEAD else None
 
 
 def encode_request_head(headers: HeaderList, body_size: int) -> bytes:

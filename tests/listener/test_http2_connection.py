@@ -6,6 +6,7 @@ import pytest
 from multidict import CIMultiDict
 
 from gateway.errors import bad_request
+from gateway.http1.head import MAX_CACHED_HEAD
 from gateway.http2.errors import ErrorCode
 from gateway.http2.flood_limits import MAX_RESETS, TIME_SLICE_WORK
 from gateway.http2.frames import HEADERS, PREFACE, encode_data_header, encode_frame_header
@@ -111,6 +112,58 @@ async def test_trailers_and_headers_of_connections() -> None:
             assert reply.trailers == [("grpc-status", "0")] * (target != "/none")
             assert reply.headers_ended_it is (target == "/none")
             assert [name for name, _ in reply.headers] == [":status", "x-name", "server", "date"]
+
+
+async def test_calls_of_a_connection_never_see_headers_of_each_other() -> None:
+    async def tell_headers(client: ClientRequest, response: ClientResponse) -> None:
+        await read_body(client)
+        told = [f"{name.lower()}: {value}" for name, value in client.headers.items()]
+        await respond(response, "\n".join(told).encode("latin-1"))
+
+    lists: list[list[tuple[str, str]]] = [
+        [],
+        [("traceparent", "00-1")],
+        [("traceparent", "00-2"), ("x-request-id", "a")],
+        [("x-request-id", "b"), ("traceparent", "00-3")],
+        [("traceparent", "00-4"), ("traceparent", "00-5")],
+        [("traceparent", "x" * 5000)],
+        [("traceparent", " 00-6\t"), ("x-own", "1")],
+        [("traceparent", "00-7"), ("x-own", "2"), ("cookie", "a"), ("cookie", "b")],
+    ]
+    bodies = None, b"1", b"22"
+    async with running_listener(tell_headers) as running, connect_http2(running.url) as client:
+        for _ in range(3):
+            for body in bodies:
+                for headers in lists:
+                    sent = [f"{name}: {value.strip()}" for name, value in headers]
+                    length = [f"content-length: {len(body)}"] if body else []
+                    told = (await client.call("POST", "/", body, headers)).body.decode().split("\n")
+                    if "cookie: a" in sent:
+                        sent[-2:] = ["cookie: a; b"]
+                    assert told == ["host: localhost", *sent, *length]
+
+
+async def test_connection_keeps_few_heads_whatever_its_client_sends() -> None:
+    async with running_listener(echo) as running, connect_http2(running.url) as client:
+        for number in range(100):
+            headers = [("x", f"{number}"), ("x-long", "y" * 30 * number), ("traceparent", "00-1")]
+            assert (await client.call("GET", "/", None, headers)).status == 200
+            heads = connection_of(running)._heads
+            assert 0 < len(heads) <= 8
+            assert all(len(head.passed) < MAX_CACHED_HEAD for head in heads.values())
+
+
+async def test_broken_requests_are_refused_between_those_of_a_cached_head() -> None:
+    async with running_listener(echo) as running, connect_http2(running.url) as client:
+        for _ in range(3):
+            assert (await client.call("POST", "/", b"a", [("traceparent", "00-1")])).status == 200
+            for headers in (
+                [("traceparent", "00-1\0")],
+                [("traceparent", "00-1"), ("connection", "close")],
+                [("content-length", "2"), ("traceparent", "00-1")],
+            ):
+                reply = await client.call("POST", "/", b"a", headers)
+                assert reply.reset == ErrorCode.PROTOCOL_ERROR
 
 
 async def test_headers_are_sent_before_the_body_is_known() -> None:

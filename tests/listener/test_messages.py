@@ -3,13 +3,17 @@ from __future__ import annotations
 from email.utils import parsedate_to_datetime
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from gateway.http2.hpack import HeaderList
+from gateway.http1.head import HeadParser, RequestHead
+from gateway.http2.hpack import Header, HeaderList
 from gateway.listener.messages import (
     encode_fields,
     encode_request_head,
     encode_response,
     response_fields,
+    split_request_head,
 )
 from gateway.proxy.interfaces import HeaderLines, ResponseTemplate
 
@@ -97,6 +101,69 @@ def head_of(*more: tuple[bytes, bytes], body_size: int = 0, method: bytes = b"PO
 
 def test_authority_is_the_host() -> None:
     assert head_of((b"host", b"H:1"), (b"a", b"1")) == ["POST /x HTTP/1.1", "Host: h:1", "a: 1"]
+
+
+NOTED_NAMES = ("content-length", "traceparent", "x-request-id")
+TEXTS = st.sampled_from([b"", b"1", b" 1", b"1 \t", b"\xe4", b"00-2"])
+VARIANTS: list[list[Header]] = [
+    [(b"traceparent", b"")],
+    [(b"x-request-id", b"")],
+    [(b"content-length", b"5"), (b"content-length", b"05 ")],
+    [(b"x", b"1"), (b"x", b"2")],
+    [(b"cookie", b"a"), (b"cookie", b"b")],
+    [(b"host", b"h:1")],
+]
+"""Fields of which a list has one each; a value that is empty here may be any."""
+
+
+def fields_of(draw: st.DrawFn, chosen: list[list[Header]]) -> tuple[Header, ...]:
+    pseudo = (
+        (b":method", b"POST"),
+        (b":scheme", b"http"),
+        (b":path", b"/x"),
+        (b":authority", b"h:1"),
+    )
+    drawn = [draw(st.sampled_from(each)) for each in chosen]
+    return (*pseudo, *[(name, value or draw(TEXTS)) for name, value in drawn])
+
+
+@st.composite
+def similar_lists(draw: st.DrawFn) -> list[tuple[HeaderList, int]]:
+    """Draw header lists with sizes of bodies, most of them with the same names."""
+    names = draw(st.lists(st.sampled_from(VARIANTS), max_size=5))
+    sizes = st.sampled_from([-1, 0, 5, 7])
+    some = st.sampled_from([names, names, names[1:]])
+    return [
+        (HeaderList(fields_of(draw, draw(some)), False), draw(sizes))
+        for _ in range(draw(st.integers(2, 5)))
+    ]
+
+
+def told_by(head: RequestHead) -> tuple[object, ...]:
+    noted = [(each.name, each.lower, each.value) for each in head.noted]
+    lines = [(each.lower, each.value) for each in head.fields]
+    framing = head.length, head.chunked, head.keep_alive
+    return head.key, head.passed, noted, lines, framing, list(head.headers.items())
+
+
+@given(similar_lists(), st.sampled_from([(), ("content-length",), ("x", "traceparent")]))
+def test_heads_of_lists_that_differ_in_noted_values_are_made_of_one(
+    lists: list[tuple[HeaderList, int]], keyed: tuple[str, ...]
+) -> None:
+    parser = HeadParser(keyed, NOTED_NAMES)
+    known: dict[tuple[object, ...], RequestHead] = {}
+    for headers, size in lists:
+        key, noted = split_request_head(headers, size, parser.noted_names)
+        expected = HeadParser(keyed, NOTED_NAMES).parse_request(encode_request_head(headers, size))
+        assert noted is not None
+        if key in known:
+            assert told_by(known[key].with_noted(noted)) == told_by(expected)
+        known[key] = expected
+
+
+def test_large_noted_values_are_not_taken_for_a_cached_head() -> None:
+    headers = HeaderList(((b":method", b"GET"), (b"traceparent", b"x" * 5000)), False)
+    assert split_request_head(headers, 0, frozenset((b"traceparent",)))[1] is None
 
 
 def test_host_stands_without_authority() -> None:
