@@ -468,19 +468,22 @@ class Http2Connection:
         """Handle WINDOW_UPDATE: section 6.9."""
         increment = frame.increment
         if not frame.stream_id:
+            was_open = self._send_window > 0  # then nobody waits for it
             self._send_window += increment
             if self._send_window > frames.MAX_WINDOW_SIZE:
                 raise _window_overflow(0)
-            self._tell_all_windows_opened()
+            if not was_open:
+                self._tell_all_windows_opened()
             return
         stream = self.streams.get(frame.stream_id)
         if stream is None:
             self._check_not_idle(frame.stream_id, "WINDOW_UPDATE")
             return
+        was_open = stream.send_window > 0
         stream.send_window += increment
         if stream.send_window > frames.MAX_WINDOW_SIZE:
             raise _window_overflow(stream.id)
-        if stream.send_window > 0 and not stream.sent_end:
+        if stream.send_window > 0 and not (was_open or stream.sent_end):
             self._tell(events.WindowOpened(stream))
 
     def _handle_settings(self, frame: frames.SettingsFrame) -> None:

@@ -162,7 +162,7 @@ STATES: States = [
     (half_closed, DATA, "stream_closed"),
     (half_closed, TRAILERS, "stream_closed"),
     (half_closed, RESET, "reset"),
-    (half_closed, WINDOW, "window"),
+    (half_closed, WINDOW, ""),  # nobody waits for a window that is open
     (half_closed, ZERO, "protocol_error"),
     (half_closed, PRIORITY, ""),
     (half_closed, SHORT, "frame_size_error"),
@@ -203,8 +203,6 @@ def test_frames_in_each_state_of_a_stream(
     peer.send(sent)
     if result == "":
         assert (peer.events, peer.frames()) == ([], [])
-    elif result == "window":
-        assert [type(event) for event in peer.events] == [events.WindowOpened]
     elif result == "reset":
         (event,) = peer.events
         assert isinstance(event, events.StreamReset)

@@ -243,7 +243,6 @@ ALL_FIELDS = b"\x82" * (MAX_FIELDS - 1)
         pytest.param(
             lambda peer, i: encode_settings([(INITIAL_WINDOW_SIZE, i)] * 2500), 3, id="settings"
         ),
-        pytest.param(lambda peer, i: encode_window_update(0, 1), 67, id="windows of 90 streams"),
         pytest.param(
             lambda peer, i: encode_settings([(INITIAL_WINDOW_SIZE, i)]), 40, id="90 windows"
         ),
