@@ -16,7 +16,7 @@ from gateway.http2.hpack import Header
 from gateway.http2.stream import Stream
 from gateway.system.buffers import BodyProgress, BufferAccount
 from gateway.system.hangups import HangupWatch
-from gateway.system.sockets.body_stream import BodyStream
+from gateway.system.sockets.body_stream import BodyStream, RelaySteps
 from gateway.system.sockets.connection import MAX_COALESCED_WRITE, Connection
 from gateway.system.time_slices import PerLoop
 
@@ -56,6 +56,9 @@ class StreamHandler(BodyStream):
         self._unsent = 0
         """Bytes that ``send`` counts as buffered."""
         self._writer: asyncio.Future[None] | None = None
+        self._relay_steps: RelaySteps = ()
+        """Those of ``relay``, while the reader waits in it."""
+        self._refused: bytes | memoryview = b""
         stream.handler = self
         session.handlers[self] = None
 
@@ -144,6 +147,17 @@ class StreamHandler(BodyStream):
                 self.close_unread()
                 self.sending.receive(0)
 
+    def send_now(self, data: bytes | memoryview) -> bool:
+        """Send a piece, unless it has to wait; return whether it was sent."""
+        session, stream, size = self.session, self.stream, len(data)
+        if session.write_blocked or size > min(_MAX_PART, session.http2.sendable(stream)):
+            return False
+        if self.error is not None or session.http2.send_data(stream, data, False) < size:
+            return False
+        session.flush_soon(size)
+        self.sending.receive(size, self.reserved.progress)
+        return True
+
     def _count_unsent(self, size: int) -> None:
         """Count so many bytes that wait for the peer, in place of those before."""
         if size != self._unsent:
@@ -201,7 +215,40 @@ class StreamHandler(BodyStream):
             self.session.http2.set_stream_window(self.stream, window)
             self.session.flush_soon()
 
+    async def relay(self, steps: RelaySteps) -> bytes | memoryview:
+        """Let each piece pass these steps; see BodyStream. Raises what a step raises."""
+        if self._pieces or self.ended or self._error is not None:
+            return b""
+        self._relay_steps = steps
+        try:
+            await self._begin_wait()
+        finally:
+            self._relay_steps = ()
+        refused, self._refused = self._refused, b""
+        return refused
+
+    def relay_pieces(self) -> None:
+        """Let what has arrived pass the steps, unless its reader is cancelled or woken already."""
+        reader = self._reader
+        if reader is None or reader.done():
+            return
+        try:
+            while self._pieces:
+                piece = self._next_piece()
+                for step in self._relay_steps:
+                    if step(piece) is False:
+                        self._refused, self._relay_steps = piece, ()
+                        self._wake_reader()
+                        return
+        except Exception as error:
+            reader.set_exception(error)
+            return
+        self.progress.begin_wait(time.monotonic())
+
     def _wake_reader(self) -> None:
+        if self._relay_steps and not self.ended and self._error is None:
+            self.session.relayed[self] = None
+            return
         self.session.has_woken = True
         super()._wake_reader()
 
@@ -279,6 +326,8 @@ class Http2Session(Connection):
         self._flushing = False
         self.has_woken = False
         """Whether it has woken a reader, in this time slice."""
+        self.relayed: dict[StreamHandler, None] = {}
+        """Those that have got bytes to relay, in this time slice."""
         self._unflushed = 0
         self._partial_size = 0
         self._output_closed = False
@@ -307,6 +356,10 @@ class Http2Session(Connection):
             self.fail(error)
             self._end_time_slice()
             return
+        if self.relayed:
+            relayed, self.relayed = self.relayed, {}
+            for handler in relayed:
+                handler.relay_pieces()
         if self.has_woken:
             self.has_woken = False
             self._flushes.schedule(self.loop)
@@ -333,6 +386,7 @@ class Http2Session(Connection):
         """Release those who wait; the user of each handler is told by ``on_failure``."""
         self.http2.watch(None)  # else the two form a cycle
         super().connection_lost(exc)
+        self.relayed.clear()
         self._count_partial(0)
         self._count_unread(0)
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from email.utils import formatdate
 from functools import lru_cache
 from http import HTTPStatus
-from typing import Final, cast
+from typing import Any, Final, cast
 
 from multidict import CIMultiDict
 
@@ -37,7 +37,7 @@ from gateway.proxy.interfaces import (
     HeaderLines,
     ResponseTemplate,
 )
-from gateway.system.sockets.body_stream import BodyStream
+from gateway.system.sockets.body_stream import BodyStream, RelaySteps
 
 _SERVER_NAME: Final = "tensorgate"
 _REQUEST_ID_LINE: Final = f"{REQUEST_ID}: ".encode()
@@ -77,6 +77,11 @@ class ListenerRequest(ClientRequest):
         """Read with the client expected; see ClientRequest."""
         self._answer_expectation()
         return deadline.receive(self._body)
+
+    def relay(self, steps: RelaySteps) -> Coroutine[Any, Any, bytes | memoryview]:
+        """Let each piece pass these steps; see ClientRequest."""
+        self._answer_expectation()
+        return self._body.relay(steps)
 
     def _answer_expectation(self) -> None:
         if self._continue_pending:
@@ -374,6 +379,16 @@ class Http2Response(ListenerResponse):
         is_last = size == self._left
         self._left -= size
         await self._stream.send(data, end_stream=is_last)
+
+    def relay_steps(self) -> RelaySteps:
+        """Return the step that sends a part of a body of unknown size; see ClientResponse."""
+        return () if self._has_no_body or self._left >= 0 else (self._write_now,)
+
+    def _write_now(self, data: bytes | memoryview) -> bool:
+        if self._pending or not self._stream.send_now(data):
+            return False
+        self.record.response_bytes += len(data)
+        return True
 
     async def finish(self, trailers: HeaderLines = ()) -> None:
         """End the response, with these trailers."""

@@ -7,18 +7,21 @@ from collections.abc import AsyncIterable, AsyncIterator, Callable
 from gateway.errors import ServerName
 from gateway.proxy.admission.deadline import Deadline
 from gateway.proxy.interfaces import ClientResponse
+from gateway.system.sockets.body_stream import RelayedChunks, RelaySteps
 from gateway.upstream.transport import UpstreamResponse
 
 Chunks = AsyncIterator[bytes | memoryview]
 
 
-class ResponseChunks:
+class ResponseChunks(RelayedChunks):
     """Yields the body of a server's response as it arrives."""
 
     def __init__(self, response: UpstreamResponse, server: ServerName, deadline: Deadline) -> None:
         self._response = response
         self._server = server
         self._deadline = deadline
+        self._refused: bytes | memoryview = b""
+        """A chunk that could not be written when it came."""
 
     def __aiter__(self) -> ResponseChunks:
         """Return itself."""
@@ -26,11 +29,21 @@ class ResponseChunks:
 
     async def __anext__(self) -> bytes | memoryview:
         """Return the next chunk."""
-        self._deadline.expect_server(self._server)
-        chunk = await self._response.read()
+        chunk, self._refused = self._refused, b""
+        if not chunk:
+            self._expect_server()
+            chunk = await self._response.read()
         if not chunk:
             raise StopAsyncIteration
         return chunk
+
+    async def relay(self, steps: RelaySteps) -> None:
+        """Let each chunk pass these steps; see RelayedChunks."""
+        self._expect_server()
+        self._refused = await self._response.relay((*steps, self._expect_server))
+
+    def _expect_server(self, chunk: bytes | memoryview = b"") -> None:
+        self._deadline.expect_server(self._server)
 
 
 class WatchedBody:
@@ -51,7 +64,7 @@ class WatchedBody:
         return WatchedChunks(self._body, self._on_start, self._on_chunk)
 
 
-class WatchedChunks:
+class WatchedChunks(RelayedChunks):
     """The chunks of a ``WatchedBody``."""
 
     def __init__(
@@ -79,11 +92,19 @@ class WatchedChunks:
         self._on_chunk(b"")
         raise StopAsyncIteration
 
+    async def relay(self, steps: RelaySteps) -> None:
+        """Let each chunk pass these steps, and tell of it; see RelayedChunks."""
+        if isinstance(self._chunks, RelayedChunks):
+            await self._chunks.relay((*steps, self._on_chunk))
+
 
 async def write_chunks(
     chunks: AsyncIterable[bytes | memoryview], response: ClientResponse, deadline: Deadline
 ) -> None:
     """Write a body to the client, which is expected to read, chunk by chunk."""
+    steps = response.relay_steps()
     async for chunk in chunks:
         deadline.expect_client()
         await response.write(chunk)
+        if steps and isinstance(chunks, RelayedChunks):
+            await chunks.relay(steps)

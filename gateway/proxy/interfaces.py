@@ -18,6 +18,7 @@ from gateway.proxy.admission.request_slice import RequestSlice
 from gateway.proxy.destination import Destination, Upstream
 from gateway.proxy.headers import ResponseHeaderPolicy
 from gateway.proxy.readiness import NOTHING_REQUIRED, Readiness
+from gateway.system.sockets.body_stream import RelaySteps
 from gateway.upstream.transport import FieldLines as FieldLines
 from gateway.upstream.transport import HeaderLines as HeaderLines
 
@@ -49,6 +50,10 @@ class ClientRequest(ABC):
     def read_within(self, deadline: Deadline) -> Awaitable[bytes | memoryview]:
         """Read as ``read`` does, with the client expected; see ``Deadline.receive``."""
         return deadline.receive(self)
+
+    async def relay(self, steps: RelaySteps) -> bytes | memoryview:
+        """Let each piece pass these steps; see ``BodyStream.relay``."""
+        return b""
 
 
 class ClientResponse(ABC):
@@ -85,6 +90,10 @@ class ClientResponse(ABC):
     @abstractmethod
     async def write(self, data: bytes | memoryview) -> None:
         """Write a part of the body; waits while the client is slow to read."""
+
+    def relay_steps(self) -> RelaySteps:
+        """Return the steps that write a part of the body, unless that has to wait; none if none."""
+        return ()
 
     @abstractmethod
     async def finish(self, trailers: HeaderLines = ()) -> None:

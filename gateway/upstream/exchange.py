@@ -15,7 +15,7 @@ from gateway.errors import GatewayError, ServerName, copy_error
 from gateway.http1.deferrals import BodyDeferrals
 from gateway.http1.head import ResponseHead
 from gateway.system.buffers import BufferAccount
-from gateway.system.sockets.body_stream import BodyStream
+from gateway.system.sockets.body_stream import BodyStream, RelayedChunks, RelaySteps
 from gateway.system.sockets.connection import Connection
 from gateway.upstream.address import MAX_DESCRIPTOR_SHARE, ServerAddress, connect_error
 from gateway.upstream.transport import (
@@ -59,13 +59,19 @@ class BodySink(Protocol):
         """End the call with an error."""
 
 
-async def send_body(sink: BodySink, body: SentBody) -> None:
-    """Send a body as fast as the server reads it; an error that it raises fails the call."""
+async def send_body(sink: BodySink, body: SentBody, steps: RelaySteps = ()) -> None:
+    """Send a body as fast as the server reads it; an error that it raises fails the call.
+
+    The ``steps`` send a piece, unless that has to wait.
+    """
     try:
         if isinstance(body, AsyncIterable):
-            async for data in body:
+            chunks = aiter(body)
+            async for data in chunks:
                 if data:
                     await sink.send(data)
+                if steps and isinstance(chunks, RelayedChunks):
+                    await chunks.relay(steps)
         else:
             for data in body:
                 if data:
@@ -206,7 +212,6 @@ class ServerResponse(UpstreamResponse):
         self._body = body
         self._size = size
         self.head_delay = exchange.head_delay
-        self._received = 0
 
     @property
     def content_length(self) -> int | None:
@@ -216,18 +221,20 @@ class ServerResponse(UpstreamResponse):
     @property
     def received_bytes(self) -> int:
         """Return the bytes of the body that were read so far."""
-        return self._received
+        return self._body.read_bytes
 
     @property
     def trailers(self) -> HeaderLines:
         """Return the trailers; they are complete once ``read`` has returned the end."""
         return tuple(decode_fields(self._body.trailers))
 
-    async def read(self) -> bytes | memoryview:
+    def read(self) -> Coroutine[Any, Any, bytes | memoryview]:
         """Return the next piece of the body; see UpstreamResponse."""
-        data = await self._body.read()
-        self._received += len(data)
-        return data
+        return self._body.read()
+
+    def relay(self, steps: RelaySteps) -> Coroutine[Any, Any, bytes | memoryview]:
+        """Let each piece pass these steps; see UpstreamResponse."""
+        return self._body.relay(steps)
 
     def close(self) -> None:
         """Release the connection or the stream; see UpstreamResponse."""

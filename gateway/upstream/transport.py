@@ -17,6 +17,7 @@ from gateway.protocol.dialects import Dialect
 from gateway.protocol.grpc.headers import read_error, read_message, read_status
 from gateway.protocol.grpc.status import GrpcStatus, http_status, status_name
 from gateway.system.shared_memory import Slice
+from gateway.system.sockets.body_stream import RelaySteps
 
 FIRST_ERROR_STATUS = 400
 """The first status of an error."""
@@ -173,6 +174,10 @@ class UpstreamResponse(ABC):
 
         Raises GatewayError (502) that names the endpoint if the body is cut short.
         """
+
+    async def relay(self, steps: RelaySteps) -> bytes | memoryview:
+        """Let each chunk pass these steps; see ``BodyStream.relay``."""
+        return b""
 
     @abstractmethod
     def close(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import random
 import time
 import weakref
 from collections.abc import Callable
@@ -41,6 +42,7 @@ from tests.support.gateway import until
 
 pytestmark = pytest.mark.needs_source  # its sessions have a class of their own
 
+Task = asyncio.Task[bytes | memoryview]
 OPENING = PREFACE + encode_settings([]) + SETTINGS_ACK
 
 
@@ -303,3 +305,160 @@ def test_queue_of_sessions_is_forgotten_with_its_event_loop() -> None:
     loop = asyncio.run(send())
     gc.collect()
     assert loop() is None
+
+
+# ------------------------------------------------------------------------------------ relayed
+
+
+async def relay(stream: StreamHandler, *steps: Callable[[bytes | memoryview], bool | None]) -> Task:
+    """Begin to relay what comes on a stream."""
+    relaying = asyncio.create_task(stream.relay(steps))
+    await iterations(1)
+    return relaying
+
+
+async def test_pieces_of_one_read_are_relayed_together_and_at_once() -> None:
+    buffers = BufferAccount()
+    session = open_streams(2, buffers)
+    got: list[bytes | memoryview] = []
+    relaying = [await relay(stream, got.append) for stream in session.streams]
+    session.data_received(data(1, b"one") + data(3, b"three") + data(1, b"two"))
+    session.data_received(data(1, b"four"))
+    assert got == [b"onetwo", b"three", b"four"]
+    assert buffers.buffered == 0
+    session.data_received(data(1, b"last", end=True) + data(3, b"", end=True))
+    assert [await each for each in relaying] == [b"", b""]
+    assert await session.streams[0].read() == b"last"
+    assert [await stream.read() for stream in session.streams] == [b"", b""]
+    assert session.streams[0].read_bytes == len("onetwofourlast")
+
+
+async def test_refused_piece_is_returned_and_later_ones_are_read() -> None:
+    session = open_streams(1)
+    (stream,) = session.streams
+    passed: list[bytes | memoryview] = []
+    relaying = await relay(stream, lambda piece: piece != b"no", passed.append)
+    for piece in (b"yes", b"no", b"later"):
+        session.data_received(data(1, piece))
+    assert await relaying == b"no"
+    assert passed == [b"yes"]
+    assert await stream.relay((passed.append,)) == b""  # there is something to read
+    assert await stream.read() == b"later"
+    relaying = await relay(stream, passed.append)
+    session.data_received(data(1, b"again"))
+    assert passed == [b"yes", b"again"]
+    relaying.cancel()
+
+
+async def test_error_of_a_step_is_raised_to_the_reader_alone(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    session = open_streams(2)
+    first, second = session.streams
+    passed: list[bytes | memoryview] = []
+    relaying = await relay(first, lambda piece: [][len(piece)])
+    other = await relay(second, passed.append)
+    session.data_received(data(1, b"a") + data(1, b"b") + data(3, b"c"))
+    session.data_received(data(1, b"later"))
+    with pytest.raises(IndexError):
+        await relaying
+    assert passed == [b"c"]
+    assert await first.read() == b"later"
+    assert session.fake.calls == []
+    assert caplog.text == ""
+    other.cancel()
+
+
+async def test_cancelled_reader_gets_nothing_relayed() -> None:
+    session = open_streams(1)
+    (stream,) = session.streams
+    passed: list[bytes | memoryview] = []
+    relaying = await relay(stream, passed.append)
+    relaying.cancel()
+    session.data_received(data(1, b"late"))
+    with pytest.raises(asyncio.CancelledError):
+        await relaying
+    session.data_received(data(1, b"r"))
+    assert passed == []
+    assert await stream.read() == b"later"
+
+
+@pytest.mark.parametrize("how", ["reset", "failed", "lost", "broken"])
+async def test_end_of_a_stream_ends_its_relay(how: str) -> None:
+    buffers = BufferAccount()
+    session = open_streams(1, buffers)
+    session.fake.close = lambda: None  # type: ignore[method-assign]
+    (stream,) = session.streams
+    passed: list[bytes | memoryview] = []
+    relaying = await relay(stream, passed.append)
+    if how == "reset":
+        session.data_received(data(1, b"rest") + encode_rst_stream(1, ErrorCode.CANCEL))
+    elif how == "failed":
+        stream.fail(OSError("gone"))
+    else:
+        session.data_received(data(1, b"rest") + b"\0" * 9 * (how == "broken"))
+        stream.fail(OSError("gone"))
+    assert await relaying == b""
+    left = [] if how in ("lost", "failed") else [b"rest"]
+    assert (passed, [await stream.read() for _ in left]) == ([b"rest"] * (how == "lost"), left)
+    with pytest.raises((Http2Error, OSError)):
+        await stream.read()
+    session.lose()
+    assert (buffers.buffered, buffers.streams, session.handlers) == (0, 0, {})
+    assert session.relayed == {}
+
+
+async def test_piece_is_sent_now_only_if_nothing_has_to_wait() -> None:
+    session = open_streams(1)
+    (stream,) = session.streams
+    assert stream.send_now(bytes(65_000))
+    assert not stream.send_now(bytes(536))
+    assert stream.send_now(bytes(535))
+    opened = encode_window_update(0, 10**6) + encode_window_update(1, 10**6)
+    session.data_received(opened)
+    assert not stream.send_now(bytes(300_000))  # others of the connection have their turn before
+    session.pause_writing()
+    assert not stream.send_now(b"blocked")
+    session.resume_writing()
+    assert stream.send_now(b"x")
+    await stream.send(b"end", True)
+    assert not stream.send_now(b"late")
+    sent = b"".join(each.data for each in session.frames() if isinstance(each, DataFrame))
+    assert sent == bytes(65_535) + b"xend"
+    stream.fail(OSError("gone"))
+    assert not stream.send_now(b"late")
+
+
+async def test_relay_to_a_slow_reader_goes_on_where_it_has_stopped() -> None:
+    """What waits is bounded by the windows of both sides, and nothing is lost or exchanged."""
+    buffers = BufferAccount()
+    session, other = open_streams(1, buffers), open_streams(1)
+    (source,), (sink,) = session.streams, other.streams
+
+    async def pass_on() -> None:
+        while piece := await source.read():
+            await sink.send(piece)
+            while refused := await source.relay((sink.send_now,)):
+                await sink.send(refused)
+
+    passing = asyncio.create_task(pass_on())
+    sent = bytearray()
+    got = bytearray()
+    chance = random.Random(3)
+    while len(sent) < 500_000:
+        piece = chance.randbytes(chance.choice([1, 100, 5000, 16_384]))
+        if source.stream.receive_window.size >= len(piece) and len(sent) - len(got) < 200_000:
+            session.data_received(data(1, piece))
+            sent += piece
+        else:
+            size = chance.choice([1, 999, 70_000])
+            other.data_received(encode_window_update(0, size) + encode_window_update(1, size))
+        await iterations(chance.choice([0, 0, 1, 3]))
+        got += b"".join(each.data for each in other.frames() if isinstance(each, DataFrame))
+        assert buffers.buffered <= 1.1 * (len(sent) - len(got)) + 64
+    session.data_received(data(1, b"", end=True))
+    other.data_received(encode_window_update(0, 10**6) + encode_window_update(1, 10**6))
+    await passing
+    got += b"".join(each.data for each in other.frames() if isinstance(each, DataFrame))
+    assert got == sent
+    assert buffers.buffered == 0

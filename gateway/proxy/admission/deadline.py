@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import Final, Protocol, Self
 
 from gateway.errors import ErrorKind, GatewayError, ServerName
+from gateway.system.sockets.body_stream import RelaySteps
 
 _TIME_FOR_RESPONSE = 5.0
 """Seconds at least to make a response of what the parts brought, and for the client to read it."""
@@ -21,6 +22,9 @@ class BodyReader(Protocol):
 
     async def read(self) -> bytes | memoryview:
         """Return the next piece, empty at the end."""
+
+    async def relay(self, steps: RelaySteps) -> bytes | memoryview:
+        """Let each piece pass these steps as it arrives; return the first one that is refused."""
 
 
 class Deadline:
@@ -55,6 +59,7 @@ class Deadline:
         self.received_bytes = 0
         """Bytes of the client's body."""
         self._receiving_seconds = 0.0
+        self._receives_since = 0.0
         self._idle_timeout = idle_timeout
         self._request_timeout = request_timeout
         self._loop = asyncio.get_running_loop()
@@ -120,13 +125,32 @@ class Deadline:
 
         Raises GatewayError (408) if the body arrives too slowly.
         """
-        self.expect_client()
-        began = _clock()
+        self._begin_receive()
         piece = await body.read()
-        # The clock of uvloop counts whole milliseconds.
-        self.client_seconds += _clock() - began
-        self.count_received(len(piece))
+        self._end_receive(len(piece))
         return piece
+
+    async def relay(self, body: BodyReader, steps: RelaySteps) -> bytes | memoryview:
+        """Let the pieces of the client's body pass these steps; see ``BodyStream.relay``.
+
+        Raises GatewayError as ``receive``.
+        """
+        self._begin_receive()
+        refused = await body.relay((*steps, self._receive_next))
+        self._end_receive(len(refused))
+        return refused
+
+    def _receive_next(self, piece: bytes | memoryview) -> None:
+        self._end_receive(len(piece))
+        self._begin_receive()
+
+    def _begin_receive(self) -> None:
+        self.expect_client()
+        self._receives_since = _clock()  # that of uvloop counts whole milliseconds
+
+    def _end_receive(self, size: int) -> None:
+        self.client_seconds += _clock() - self._receives_since
+        self.count_received(size)
 
     def count_received(self, size: int) -> None:
         """Count bytes of the client's body.

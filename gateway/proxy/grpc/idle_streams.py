@@ -15,6 +15,7 @@ from gateway.proxy.filters.interfaces import WrappedResponse
 from gateway.proxy.grpc.request import GrpcRequest
 from gateway.proxy.interfaces import ClientResponse
 from gateway.proxy.readiness import CACHE_SECONDS, Readiness
+from gateway.system.sockets.body_stream import RelaySteps
 
 IDLE_SECONDS: Final = 10.0
 """Seconds in which a client may still use its stream, once that has to end."""
@@ -55,12 +56,20 @@ class IdleStreamCheck(WrappedResponse):
 
     def write(self, data: bytes | memoryview) -> Coroutine[Any, Any, None]:
         """Write a part of the body, and count the messages that end in it."""
+        self._count(data)
+        return self._response.write(data)
+
+    def relay_steps(self) -> RelaySteps:
+        """Return the steps that write a part of the body, and count its messages."""
+        steps = self._response.relay_steps()
+        return (*steps, self._count) if steps else ()
+
+    def _count(self, data: bytes | memoryview) -> None:
         if self._reader is not None:
             try:
                 self._responses += self._reader.count_ended(data)
             except GatewayError:
                 self._reader = None  # no messages, so it is not known what is in flight
-        return self._response.write(data)
 
     def _check(self) -> None:
         now, request = self._loop.time(), self._request

@@ -25,6 +25,7 @@ from gateway.proxy.admission.memory_budget import Reservation
 from gateway.proxy.destination import Limits
 from gateway.proxy.interfaces import ClientRequest
 from gateway.sizes import CONVERT_CHUNK
+from gateway.system.sockets.body_stream import RelayedChunks, RelaySteps
 
 _CAP_NAME: Final = "limits.max_request_bytes"
 _BUFFER_CAP_NAME: Final = "limits.max_buffered_body_bytes"
@@ -104,6 +105,8 @@ class GrpcRequest(ClientRequest):
         self._checked: dict[int, str] | None = None
         """The values of the last message that was checked, by the fields that name its model."""
         self._next_slice = next_slice
+        self._left_scan: Iterator[bool] | None = None
+        """The rest of a scan that takes long."""
         self._work = 0
         """What was done since other calls had a time slice; a field counts 1."""
 
@@ -154,7 +157,8 @@ class GrpcRequest(ClientRequest):
         self.reader.check_size(self._message_size)
         self._check_model = check_model
         self.marks_outputs = True  # all that was read ahead is marked
-        await self._scan_rest()
+        if not self._begin_scan():
+            await self._end_scan()
         self.marks_outputs = False
         self._rewriter = rewriter
         if rewriter is not None:
@@ -182,22 +186,55 @@ class GrpcRequest(ClientRequest):
             if not piece or self._rewriter is None:
                 return piece
             self._ready.extend(await self._rewriter.feed(piece, self._name_field))
+        if self._left_scan is not None:
+            await self._end_scan()
         return self._ready.popleft()
+
+    async def relay_within(self, deadline: Deadline, steps: RelaySteps) -> None:
+        """Let each piece pass these steps, with the client expected; a refused one comes next.
+
+        Pieces that are rewritten, or that take long to scan, can only be read.
+        """
+        if not (self._ready or self._is_complete) and self._rewriter is None:
+            piece = await deadline.relay(self._request, (self._scan_piece, *steps))
+            if piece:
+                self._ready.append(piece)
 
     async def _receive(self, deadline: Deadline | None) -> bytes | memoryview:
         """Receive and scan the next piece of the body."""
         request = self._request
         piece = await (request.read() if deadline is None else request.read_within(deadline))
-        if piece:
-            self.reader.feed(piece)
-            await self._scan_rest()
-        else:
+        if not piece:
             self.has_ended = True
             self.reader.end()
+        elif not self._scan_piece(piece):
+            await self._end_scan()
         return piece
 
-    async def _scan_rest(self) -> None:
-        """Scan what was received; until there is a route, stop at what tells it."""
+    def _scan_piece(self, piece: bytes | memoryview) -> bool:
+        """Scan the next piece of the body; False if ``_end_scan`` must do the rest."""
+        self.reader.feed(piece)
+        return self._begin_scan()
+
+    def _begin_scan(self) -> bool:
+        scan = self._scan_rest()
+        is_scanned = next(scan, True)
+        self._left_scan = None if is_scanned else scan
+        return is_scanned
+
+    async def _end_scan(self) -> None:
+        """Scan the rest in time slices."""
+        assert self._left_scan is not None
+        await self._next_slice()
+        while not next(self._left_scan, True):
+            await self._next_slice()
+        self._left_scan = None
+
+    def _scan_rest(self) -> Iterator[bool]:
+        """Scan what was received; until there is a route, stop at what tells it.
+
+        Yields False whenever other calls should have a time slice.
+        """
         while (part := self.reader.next_piece()) is not None:
             if part.begins:
                 self._begin_message(part)
@@ -207,11 +244,11 @@ class GrpcRequest(ClientRequest):
                 while data:
                     data = self._scan(data)
                     if self._is_turn_over():
-                        await self._next_slice()
+                        yield False
             if part.ends and self.rpc.name_fields:
                 self._end_message()
             if self._is_turn_over():
-                await self._next_slice()
+                yield False
             if self._check_model is None and self._knows_model():
                 return
 
@@ -304,7 +341,7 @@ class GrpcRequest(ClientRequest):
             self._decompressor = MessageDecompressor(self.headers, cap, _CAP_NAME, ratio)
 
 
-class RequestChunks:
+class RequestChunks(RelayedChunks):
     """Yields a request's body as it arrives, its messages checked at their ends.
 
     ``check`` is awaited before the chunk that ends a message with marked outputs, which it may
@@ -336,6 +373,15 @@ class RequestChunks:
             if request.has_marked:
                 await check(request)
         return chunk
+
+    async def relay(self, steps: RelaySteps) -> None:
+        """Let each chunk that needs no check pass these steps; see RelayedChunks."""
+        if isinstance(self._request, GrpcRequest):  # any other might not keep what is refused
+            await self._request.relay_within(self._deadline, (self._is_unmarked, *steps))
+
+    def _is_unmarked(self, chunk: bytes | memoryview) -> bool:
+        assert isinstance(self._request, GrpcRequest)
+        return self._check is None or not self._request.has_marked
 
 
 def _new_scanner(rpc: GrpcMethod, scanner: type[ModelScanner]) -> ModelScanner:

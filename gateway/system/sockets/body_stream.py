@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
+from abc import ABC, abstractmethod
 from collections import deque
+from collections.abc import Callable
 from typing import Final
 
 from gateway.sizes import CONVERT_CHUNK
@@ -16,6 +18,21 @@ _SMALL_PIECE: Final = 16 * 1024
 _MAX_JOINED: Final = 64 * 1024 - _SMALL_PIECE
 """A small piece is joined to small ones before it of fewer bytes together: each piece is a step for
 its reader, and often a frame to the other side. Frames of HTTP/2 have 16 KiB mostly."""
+
+RelaySteps = tuple[Callable[[bytes | memoryview], bool | None], ...]
+"""What each piece of a body passes as it arrives, without a task; False refuses it."""
+
+
+class RelayedChunks(ABC):
+    """The chunks of a body, which may be relayed instead of read."""
+
+    @abstractmethod
+    async def relay(self, steps: RelaySteps) -> None:
+        """Let each chunk pass these steps as it arrives, until one is refused, which comes next.
+
+        It returns at once where chunks can only be read.
+        """
+
 
 _running_loop: Final = asyncio.get_running_loop
 _monotonic: Final = time.monotonic
@@ -47,6 +64,8 @@ class BodyStream:
         self._open = not ended
         self._discarding = False
         self._reader: asyncio.Future[None] | None = None
+        self.read_bytes = 0
+        """Bytes that were read."""
         self._error: Exception | None = None
         if not ended:
             buffers.open_stream(self)
@@ -106,16 +125,31 @@ class BodyStream:
                 return b""
             if self._error is not None:
                 raise self._error
-            self._on_wait()
-            self._reader = _running_loop().create_future()
-            self.progress.begin_wait(_monotonic())
-            await self._reader
+            await self._begin_wait()
+        return self._next_piece()
+
+    async def relay(self, steps: RelaySteps) -> bytes | memoryview:
+        """Let each piece pass these steps as it arrives; return the first one that is refused.
+
+        Then ``read`` gives the rest. It is empty at the end, and where pieces can only be read.
+        """
+        return b""
+
+    def _begin_wait(self) -> asyncio.Future[None]:
+        self._on_wait()
+        self._reader = _running_loop().create_future()
+        self.progress.begin_wait(_monotonic())
+        return self._reader
+
+    def _next_piece(self) -> bytes | memoryview:
         piece = self._pieces.popleft()
-        self._count(-max(len(piece), _MIN_PIECE_COST))
-        self._on_read(len(piece))
+        size = len(piece)
+        self._count(-max(size, _MIN_PIECE_COST))
+        self.read_bytes += size
+        self._on_read(size)
         if not isinstance(piece, bytearray):
             return piece
-        return bytes(piece) if len(piece) <= _SMALL_PIECE else memoryview(piece)
+        return bytes(piece) if size <= _SMALL_PIECE else memoryview(piece)
 
     def peek(self) -> bytes | memoryview:
         """Return all that was received of the body, which can still be read.

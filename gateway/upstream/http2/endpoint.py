@@ -293,7 +293,7 @@ class Http2Exchange(Exchange):
                 return
         else:
             stream.send_headers(self._fields)
-        self._sender = self._endpoint.start_task(send_body(stream, body))
+        self._sender = self._endpoint.start_task(send_body(stream, body, (stream.send_now,)))
 
     def _may_resend(self, error: Exception) -> bool:
         is_refused = isinstance(error, GatewayError) and error.kind is ErrorKind.REFUSED
