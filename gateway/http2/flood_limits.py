@@ -37,9 +37,9 @@ STREAMS_PER_WORK: Final = 16
 MAX_TINY_DATA: Final = 10_000
 """Pieces of less than TINY_FRAME bytes of data that may come at once. Later ones have to wait, and
 nothing is closed: streams of tokens have such frames, and a proxy sends those of many clients."""
-MAX_TINY_DATA_PER_SECOND: Final = 50_000
-"""100 streams with 500 messages a second each. Reading them takes a quarter of a core, and less if
-compiled."""
+MAX_TINY_DATA_PER_SECOND: Final = 200_000
+"""More messages than one core relays: all streams to a server share a connection. Reading them
+takes a quarter of a core."""
 
 
 class RateLimit:
