@@ -127,7 +127,7 @@ class Deadline:
         """
         self._begin_receive()
         piece = await body.read()
-        self._end_receive(len(piece))
+        self._end_receive(piece)
         return piece
 
     async def relay(self, body: BodyReader, steps: RelaySteps) -> bytes | memoryview:
@@ -136,31 +136,29 @@ class Deadline:
         Raises GatewayError as ``receive``.
         """
         self._begin_receive()
-        refused = await body.relay((*steps, self._receive_next))
-        self._end_receive(len(refused))
+        # A step may expect the server, which ends the wait that is counted.
+        refused = await body.relay((self._end_receive, *steps, self._begin_receive))
+        if not refused:
+            self._end_receive(b"")  # ``receive`` tells what ended the wait
         return refused
 
-    def _receive_next(self, piece: bytes | memoryview) -> None:
-        self._end_receive(len(piece))
-        self._begin_receive()
-
-    def _begin_receive(self) -> None:
+    def _begin_receive(self, piece: bytes | memoryview = b"") -> None:
         self.expect_client()
         self._receives_since = _clock()  # that of uvloop counts whole milliseconds
 
-    def _end_receive(self, size: int) -> None:
+    def _end_receive(self, piece: bytes | memoryview) -> None:
         self.client_seconds += _clock() - self._receives_since
-        self.count_received(size)
+        self.count_received(len(piece))
 
     def count_received(self, size: int) -> None:
-        """Count bytes of the client's body.
+        """Count bytes of the client's body, 0 if none came.
 
-        Raises GatewayError (408) if the body arrives more slowly than the minimum rate.
+        Raises GatewayError (408) if they arrive more slowly than the minimum rate.
         """
         self.received_bytes += size
         self._receiving_seconds += self._now() - self._last_progress
         counted = self._receiving_seconds - self._min_body_rate_grace
-        if counted > 0 and self.received_bytes < counted * self._min_body_rate:
+        if size and counted > 0 and self.received_bytes < counted * self._min_body_rate:
             raise GatewayError(
                 ErrorKind.CLIENT_TIMEOUT,
                 f"the request's body comes too slowly: {self.received_bytes} bytes in "

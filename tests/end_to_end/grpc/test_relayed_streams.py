@@ -191,6 +191,25 @@ async def test_time_limits_hold_while_messages_pass(
         assert text in trailers["grpc-message"]
 
 
+async def test_minimum_rate_holds_while_a_large_message_passes() -> None:
+    limits: dict[str, Any] = {"min_body_rate": "1MiB", "min_body_rate_grace": "100ms"}
+    message = framed(infer_request(values=bytes(2_000_000)))
+    with grpc_server() as server:
+        async with (
+            running_gateway(server.url, **limits) as gateway,
+            connect_http2(gateway.url) as client,
+        ):
+            call = client.send_headers("POST", f"/{SERVICE}/ModelInfer", GRPC)
+            await client.send_data(call, message[:200_000], end_stream=False)
+            reply, position = client.replies[call], 200_000
+            while not reply.ended and position < 250_000:
+                piece = message[position : position + 10]
+                await client.send_data(call, piece, end_stream=False)
+                position += 10
+                await client.until_processed()
+            assert "min_body_rate" in dict(reply.trailers or reply.headers)["grpc-message"]
+
+
 async def test_message_for_another_route_ends_the_stream_and_reaches_no_server() -> None:
     routes = [{"match": {"model": name}, "upstream": "servers"} for name in ("m", "other")]
     got: list[bytes] = []

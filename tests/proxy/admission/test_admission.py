@@ -1,8 +1,9 @@
 """Deadlines, concurrency limits, the memory budget and time slices of calls."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import nullcontext
+from typing import Any
 
 import pytest
 
@@ -17,6 +18,7 @@ from gateway.proxy.admission.conversion_scheduler import ConversionScheduler
 from gateway.proxy.admission.deadline import Deadline, request_timeout_text
 from gateway.proxy.admission.memory_budget import MemoryBudget
 from gateway.system.buffers import MIN_STREAM_BYTES, STALLED_ALONE, BufferShare
+from gateway.system.sockets.body_stream import RelaySteps
 from tests.support.checks.refused import refused_with
 from tests.support.doubles.clock import Clock
 from tests.support.gateway import until
@@ -163,6 +165,63 @@ def test_body_below_the_minimum_rate_is_refused(
     ) as caught:
         receive()
     assert caught.value.kind is ErrorKind.CLIENT_TIMEOUT
+
+
+class RelayedBody:
+    """A body of a client whose pieces come after some seconds each, and are relayed or read."""
+
+    def __init__(self, clock: Clock, *pieces: tuple[float, bytes]) -> None:
+        self.left = list(pieces)
+        self._clock = clock
+
+    async def read(self) -> bytes:
+        seconds, piece = self.left.pop(0)
+        self._clock.advance(seconds)
+        return piece
+
+    async def relay(self, steps: RelaySteps) -> bytes | memoryview:
+        while (piece := await self.read()) and all(step(piece) is not False for step in steps):
+            pass
+        return piece
+
+
+def run_at_once(work: Coroutine[Any, Any, Any]) -> None:
+    """Run a coroutine that never waits, without an event loop."""
+    with pytest.raises(StopIteration):
+        work.send(None)
+
+
+async def relay_and_read(
+    deadline: Deadline, body: RelayedBody, *steps: Callable[[bytes | memoryview], bool]
+) -> None:
+    """Relay what comes to a server, which is expected after each piece, until all is read."""
+
+    def expect_server(piece: bytes | memoryview) -> None:
+        deadline.expect_server(SERVER)
+
+    while body.left:
+        await deadline.relay(body, (*steps, expect_server))
+        if body.left:
+            await deadline.receive(body)
+
+
+@pytest.mark.parametrize("refuses", [False, True])
+def test_relayed_body_below_the_minimum_rate_is_refused(refuses: bool, clock: Clock) -> None:
+    deadline = Deadline(LONG, LONG, min_body_rate=100)
+    body = RelayedBody(clock, (0.0, bytes(300)), (2.0, b"a"), (0.5, b"b"), (0.6, b"c"), (1, b"d"))
+    with pytest.raises(GatewayError, match="too slowly: 303 bytes in 3 s"):
+        run_at_once(relay_and_read(deadline, body, lambda piece: not refuses))
+    assert [piece for _, piece in body.left] == [b"d"]
+
+
+def test_piece_that_ends_a_wait_counts_whether_it_is_relayed_or_read(clock: Clock) -> None:
+    """The relay of a body ends with its end, and what came with that is read."""
+    deadline = Deadline(LONG, LONG, min_body_rate=100)
+    run_at_once(relay_and_read(deadline, RelayedBody(clock, (3.0, b""), (0.0, bytes(300)))))
+    assert deadline.received_bytes == 300
+    late = RelayedBody(clock, (0.1, b""), (0.0, b"late"))
+    with pytest.raises(GatewayError, match="too slowly: 304 bytes in 3 s"):
+        run_at_once(relay_and_read(deadline, late))
 
 
 # -------------------------------------------------------------------------------------------- parts
