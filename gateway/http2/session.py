@@ -241,7 +241,8 @@ class StreamHandler(BodyStream):
                         self._wake_reader()
                         return
         except Exception as error:
-            reader.set_exception(error)
+            if not reader.done():  # a step may have ended the call
+                reader.set_exception(error)
             return
         self.progress.begin_wait(time.monotonic())
 
