@@ -22,7 +22,7 @@ from gateway.codec.elements.rounding import Values, has_many_digits, has_ties, r
 from gateway.codec.json.array_scanner import ElementRun, StringPart, find_string_cut
 from gateway.protocol.datatypes import Datatype, Family
 from gateway.protocol.error_vocabulary import REQUEST, ErrorVocabulary
-from gateway.sizes import QUOTED_NAME
+from gateway.sizes import CONVERT_CHUNK, QUOTED_NAME
 
 _FLOATS_OR_NULL: Final = ELEMENT_TYPES[Family.FLOAT] | {type(None)}
 
@@ -31,11 +31,14 @@ def decode_numbers(text: bytes, datatype: Datatype) -> bytes | None:
     """Decode a JSON array, nested or flat, of numbers or booleans.
 
     Also reads the bare NaN, Infinity and -Infinity that clients write. Returns None if the text is
-    no such array, or if an element does not fit.
+    no such array, or if an element does not fit; of a text that would take Python more than one
+    time slice, also if C is not sure.
     """
     code = native.DATATYPE_CODES.get(datatype.name)
     data = None if code is None else native.decode_numbers(text, code)
-    return decode_plainly(text, datatype) if data is None else data
+    if data is None and (code is None or len(text) <= CONVERT_CHUNK):
+        data = decode_plainly(text, datatype)
+    return data
 
 
 def decode_plainly(text: bytes, datatype: Datatype, null_is_nan: bool = False) -> bytes | None:

@@ -271,11 +271,11 @@ def _with_sizes(head: InferRequestHead, tensors: list[tuple[bytes]]) -> InferReq
 def _pack(tensor: InputTensor, array: bytes, is_nested: bool, depth_cap: int) -> bytes:
     """Return the bytes of an array; raises ValueError if there is anything to be said about it."""
     if tensor.binary_size is not None:
-        if is_nested and max_depth(array) > depth_cap:
-            raise ValueError("nested too deep")
         data = decode_numbers(array, tensor.datatype)
         if data is None or len(data) != tensor.binary_size:
             raise ValueError("an element is invalid, or there are not as many as the shape takes")
+        if is_nested and max_depth(array) > depth_cap:  # numpy takes longer than C
+            raise ValueError("nested too deep")
         return data
     if is_nested and native.scan_strings(array, 0)[3] > depth_cap:
         raise ValueError("nested too deep")

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.build_info import NATIVE
 from gateway.codec.v2.request import read_buffered_binary, read_json_fast
 from gateway.protocol.datatypes import DATATYPES
 from tests.codec import strategies
@@ -194,6 +196,21 @@ def test_fast_path_leaves_very_many_elements(datatype: str, count: int, is_taken
     body = request(entry(datatype, data), entry("FP32", [1.5]) | {"name": "y"})
     assert (fast_result(body) is not None) is is_taken
     assert fast_path_agrees(body)
+
+
+@pytest.mark.skipif(not NATIVE, reason="the C module is not compiled")
+@pytest.mark.parametrize("last", ["1.0", "99999", "null"])
+def test_large_body_with_a_wrong_element_never_becomes_python_objects(last: str) -> None:
+    data = "12345," * 100_000 + last
+    body = b'{"inputs":[{"name":"x","datatype":"INT16","shape":[100001],"data":[%b]}]}'
+    body %= data.encode()
+    tracemalloc.start()
+    try:
+        assert read_json_fast(body, DEPTH_CAP) is None
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 3 * len(body)
 
 
 def test_each_request_of_strings_tells_their_size() -> None:
