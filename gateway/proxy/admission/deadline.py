@@ -139,7 +139,7 @@ class Deadline:
         # A step may expect the server, which ends the wait that is counted.
         refused = await body.relay((self._end_receive, *steps, self._begin_receive))
         if not refused:
-            self._end_receive(b"")  # ``receive`` tells what ended the wait
+            self._count_wait()  # what ended it is still to be received
         return refused
 
     def _begin_receive(self, piece: bytes | memoryview = b"") -> None:
@@ -147,18 +147,21 @@ class Deadline:
         self._receives_since = _clock()  # that of uvloop counts whole milliseconds
 
     def _end_receive(self, piece: bytes | memoryview) -> None:
-        self.client_seconds += _clock() - self._receives_since
         self.count_received(len(piece))
 
-    def count_received(self, size: int) -> None:
-        """Count bytes of the client's body, 0 if none came.
+    def _count_wait(self) -> None:
+        self.client_seconds += _clock() - self._receives_since
+        self._receiving_seconds += self._now() - self._last_progress
 
-        Raises GatewayError (408) if they arrive more slowly than the minimum rate.
+    def count_received(self, size: int) -> None:
+        """Count bytes of the client's body.
+
+        Raises GatewayError (408) if the body arrives more slowly than the minimum rate.
         """
         self.received_bytes += size
-        self._receiving_seconds += self._now() - self._last_progress
+        self._count_wait()
         counted = self._receiving_seconds - self._min_body_rate_grace
-        if size and counted > 0 and self.received_bytes < counted * self._min_body_rate:
+        if counted > 0 and self.received_bytes < counted * self._min_body_rate:
             raise GatewayError(
                 ErrorKind.CLIENT_TIMEOUT,
                 f"the request's body comes too slowly: {self.received_bytes} bytes in "

@@ -143,6 +143,7 @@ async def test_spent_time_counts_towards_the_request_timeout(spent: float) -> No
         (10.0, [(0.0, 5000), (61.0, 1)], True),
         (10.0, [(5.0, 10), (5.0, 10), (1.0, 10)], True),
         (0.0, [(1.0, 99)], True),
+        (0.0, [(1.0, 100), (1.0, 0)], True),  # the end of the body came late
     ],
 )
 def test_body_below_the_minimum_rate_is_refused(
