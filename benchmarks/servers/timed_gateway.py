@@ -10,6 +10,8 @@ with the CPU time of the loop's thread, which includes page faults and system ca
 blocked (getrusage(2), ru_nvcsw), the wall clock counts instead, without the time in which the
 thread waited for a core (proc(5), /proc/PID/schedstat, second field).
 
+The process is tuned as that of ``tensorgate serve`` is.
+
 Usage: python -m benchmarks.servers.timed_gateway --config FILE
 It prints the result when it gets SIGTERM.
 """
@@ -31,6 +33,7 @@ import uvloop
 from gateway.app.standalone import StandaloneGateway
 from gateway.settings.load import load
 from gateway.settings.schema import Settings
+from gateway.system.memory import tune_garbage_collector, tune_malloc, tune_thread_switches
 
 RESULT_MARK = "time slices in nanoseconds: "
 
@@ -70,7 +73,7 @@ async def _serve(settings: Settings) -> None:
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     async with StandaloneGateway(settings) as gateway:
         gc.collect()
-        gc.freeze()  # as ``tensorgate serve`` does once it has started
+        tune_garbage_collector()
         print(f"listening on {gateway.addresses[0]}", flush=True)
         watch = SliceTimer()
         await stop.wait()
@@ -78,5 +81,7 @@ async def _serve(settings: Settings) -> None:
 
 
 if __name__ == "__main__":
+    tune_malloc()
+    tune_thread_switches()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_serve(load(Path(sys.argv[-1]), os.environ)))
