@@ -6,6 +6,7 @@ If a result is None, the codec converts the data itself, and so finds the error.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 from gateway.codec.policies import Nonfinite
@@ -24,6 +25,12 @@ class OffloadFuture(Protocol):
 
     async def wait(self) -> None:
         """Wait until it is done; the caller's thread may convert, one time slice per piece."""
+
+    def help(self) -> bool:
+        """Convert here what nobody has begun, a piece at most; return whether there was any."""
+
+    def call_when_done(self, callback: Callable[[], None]) -> None:
+        """Call back once it may be done, in a later turn of the event loop."""
 
 
 class Offloader(Protocol):

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final, Protocol
+
+import numpy as np
 
 from gateway.http1.body import LAST_CHUNK, frame_chunk
 from gateway.system.buffers import MAX_WINDOW, NOTHING_RESERVED, BufferShare, ReservedBytes
@@ -55,9 +58,38 @@ class BodyMemory(Protocol):
     def count(self, size: int) -> None:
         """Count the bytes that it has of the body."""
 
+    def drop(self) -> None:
+        """Note that the body is not read any more."""
+
+
+class BodyBuffer:
+    """Memory for a body of ``size`` bytes, so that it can be taken in one piece, uncopied.
+
+    ``reserve`` gets the bytes that have come; those still to come take no room. ``on_drop`` is
+    called once, when the body is not read any more; who has a part of it keeps that.
+    """
+
+    def __init__(
+        self, size: int, reserve: Callable[[int], None], on_drop: Callable[[], None]
+    ) -> None:
+        self.view = np.empty(size, np.uint8).data
+        self._reserve = reserve
+        self._on_drop = on_drop
+
+    def count(self, size: int) -> None:
+        """Count the bytes that it has of the body."""
+        self._reserve(size)
+
+    def drop(self) -> None:
+        """Give the memory back."""
+        if self.view:
+            self.view = memoryview(b"")
+            self._reserve(0)
+            self._on_drop()
+
 
 class PlacedBody(Http1Body):
-    """A body that is received into memory of its call: what is read are parts of that.
+    """A body that is received into one piece of memory: what is read are parts of that.
 
     The call ends before the memory is somebody else's.
     """
@@ -104,6 +136,14 @@ class PlacedBody(Http1Body):
     def peek(self) -> bytes | memoryview:
         """Return the memory of a complete body of which nothing was read."""
         return self._memory.view
+
+    def _on_read(self, size: int) -> None:
+        if self.ended and not self._pieces:
+            self._memory.drop()
+
+    def _drop(self) -> None:
+        super()._drop()
+        self._memory.drop()
 
     def _count(self, size: int) -> None:
         """Count nothing: the memory counts what it has."""

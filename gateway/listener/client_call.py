@@ -7,11 +7,15 @@ import logging
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Final
 
+from gateway.codec.v2.request import InferRequestReader
 from gateway.errors import GatewayError, strip_tracebacks
+from gateway.http1.connection import BodyBuffer
 from gateway.http1.deferrals import BodyDeferrals
 from gateway.http1.head import HeadParser, RequestHead
+from gateway.listener.body_reading import BodyReading
 from gateway.listener.connection_host import IdleTimeouts, ListenerConnection
 from gateway.listener.messages import (
     ListenerRequest,
@@ -22,6 +26,8 @@ from gateway.listener.messages import (
 from gateway.listener.open_connections import OpenConnections
 from gateway.observe.call_record import CallLabels, CallObserver, CallRecord
 from gateway.observe.failure_log import REFUSAL_LOG
+from gateway.protocol.messages import InferRequest
+from gateway.proxy.admission.memory_budget import Reservation
 from gateway.proxy.admission.request_slice import RequestSlice
 from gateway.proxy.calls.buffered import BufferedCall, CallPlan
 from gateway.proxy.calls.planner import BufferedPlan, GrpcPlan, Planner
@@ -42,12 +48,14 @@ from gateway.proxy.interfaces import (
     ResponseTemplate,
 )
 from gateway.sizes import CONVERT_CHUNK
-from gateway.system.buffers import BufferAccount, ReservedBytes
+from gateway.system.buffers import MAX_WINDOW, BufferAccount, ReservedBytes
 from gateway.system.hangups import HangupWatch
 from gateway.system.sockets.body_stream import BodyStream
 
 _MAX_IDLE_CHECK_INTERVAL: Final = 5.0
 """Maximum seconds between two checks for idle connections."""
+_ANNOUNCED_SHARE: Final = 8
+"""Memory for bodies that are read while they arrive may be an eighth of the limit."""
 _NO_RECORD: Final = CallRecord("", "")
 
 _log = logging.getLogger("tensorgate.listener")
@@ -102,6 +110,10 @@ class ClientCall(ABC):
         self.ended = False
         self.placed: RequestSlice | None = None
         """The shared memory that the body is received into, if it is."""
+        self.infer_request: InferRequest | None = None
+        """The request, if its body was read while it arrived."""
+        self.reading: BodyReading | None = None
+        """Reads the body while it arrives, if anything does."""
         self._source = source
         self._host = source.host
         self._started = started
@@ -147,29 +159,51 @@ class ClientCall(ABC):
         call.start()
         return True
 
+    def on_received(self, size: int) -> None:
+        """Count what has come of the body, and read on if it is read meanwhile."""
+        self.record.request_bytes += size
+        if self.reading is not None:
+            self.reading.arrive(size)
+
     def start_complete(self, body: BodyStream) -> None:
         """Start a call whose body is complete: on the fast path if the client reads."""
+        if self.reading is not None:
+            return  # it goes on once all is read
         if self.is_client_slow or not self.start_buffered(body.peek(), body):
             self.start_task()
 
-    def place(self) -> RequestSlice | None:
-        """Return shared memory to receive the body into, which the call has until its end."""
-        assert self.head is not None
-        self.placed = self._host.place_body(self.head, self.record.reserved)
-        return self.placed
+    def place(
+        self, on_read: Callable[[InferRequest | None], None]
+    ) -> RequestSlice | BodyBuffer | None:
+        """Return memory to receive the body into, so that the fast path has it in one piece.
+
+        It is shared memory, which the call has until its end, if the server may read it there.
+        A large body is read meanwhile; see BodyReading for ``on_read``.
+        """
+        head, reserved = self.head, self.record.reserved
+        assert head is not None
+        self.placed = self._host.place_body(head, reserved)
+        if self.placed is not None:
+            return self.placed
+        found = self._host.read_early(head, reserved)
+        if found is None:
+            return None
+        self.reading = BodyReading(*found, self._source.client, on_read)
+        return found[2]
 
     def defer(self) -> bool:
         """Wait for the rest of the body if the call can take the fast path with it."""
         head = self.head
         assert head is not None
-        labels = self._host.fast_path_labels(head, is_placed=self.placed is not None)
+        is_placed = self.placed is not None or self.reading is not None
+        labels = self._host.fast_path_labels(head, is_placed=is_placed)
         if labels is None:
             return False
         self.record.labels = labels
         self.is_deferred = True
         self._host.add_call(self)
         # The server gets nothing of a placed body before all of it is there.
-        self._host.deferrals.add(self, None if self.placed is not None else self.expected_size)
+        self._host.deferrals.add(self, None if is_placed else self.expected_size)
         return True
 
     def end_deferral(self) -> None:
@@ -185,7 +219,14 @@ class ClientCall(ABC):
     def start_deferred_task(self) -> None:
         """Start on the streaming path, which reads the body as it arrives."""
         self.end_deferral()
+        self.stop_reading()
         self.start_task()
+
+    def stop_reading(self) -> None:
+        """Read no more of the body before the call begins."""
+        if self.reading is not None:
+            self.reading.stop()
+            self.reading = None
 
     def start_task(self, rest: Continuation | None = None) -> asyncio.Task[None]:
         """Run the call in a task, or the rest of one that has begun."""
@@ -269,6 +310,7 @@ class ClientCall(ABC):
     def end(self) -> None:
         """Give back what the call holds, then tell of its end."""
         self.end_deferral()
+        self.stop_reading()
         if not isinstance(self._call, asyncio.Task):
             self._host.remove_call(self)
         self._call = None  # not before: if this fails, it is done again when the client is gone
@@ -359,6 +401,8 @@ class RequestDispatcher:
         self.observers = observers
         self._loop = asyncio.get_running_loop()
         self._active_calls: dict[ClientCall, None] = {}
+        self._announced = 0
+        """Bytes of the memory for bodies that are read while they arrive."""
         self.deferrals = BodyDeferrals()
         self._on_closed = on_closed
         self._connections = OpenConnections()
@@ -376,6 +420,30 @@ class RequestDispatcher:
             return None
         plan = self._plan(head)
         return planner.place(plan, head.length, reserved) if isinstance(plan, CallPlan) else None
+
+    def read_early(
+        self, head: RequestHead, reserved: ReservedBytes
+    ) -> tuple[InferRequestReader, Reservation, BodyBuffer] | None:
+        """Return what reads a large body while it arrives, and memory for it; None if nothing does.
+
+        Memory that is only announced costs its client nothing, so that all together have a limit.
+        """
+        planner, size, buffers = self._planner, head.length, self.buffers
+        if planner is None or size is None or size <= MAX_WINDOW:
+            return None
+        if (self._announced + size) * _ANNOUNCED_SHARE > buffers.limit or size > buffers.free:
+            return None
+        plan = self._plan(head)
+        found = planner.reader(plan, size, reserved) if isinstance(plan, CallPlan) else None
+        if found is None:
+            return None
+        self._announced += size
+        reader, of_reader, of_body = found
+        memory = BodyBuffer(size, of_body.resize_unchecked, partial(self._take_back, size))
+        return reader, of_reader, memory
+
+    def _take_back(self, size: int) -> None:
+        self._announced -= size
 
     def fast_path_labels(self, head: RequestHead, *, is_placed: bool = False) -> CallLabels | None:
         """Return the labels of a request if it can take the fast path once its body is there."""
@@ -399,7 +467,7 @@ class RequestDispatcher:
         plan = self._plan(head)
         if plan is None or self._planner is None:
             return None
-        if client.placed is None:
+        if client.placed is None and client.infer_request is None:
             if len(body) > plan.max_size:
                 return None
             if len(body) <= CONVERT_CHUNK:

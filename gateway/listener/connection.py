@@ -38,6 +38,7 @@ from gateway.listener.messages import (
     expects_continue,
     with_request_id,
 )
+from gateway.protocol.messages import InferRequest
 from gateway.proxy.admission.concurrency_limit import overload_error
 from gateway.proxy.filters.forwarded_headers import Peer
 from gateway.proxy.interfaces import FieldLines, ResponseTemplate
@@ -91,6 +92,17 @@ class Http1Call(ClientCall):
             connection.close()
         else:
             connection.await_next_request()
+
+    def on_read(self, request: InferRequest | None) -> None:
+        """Go on with a body that was read while it arrived; see BodyReading."""
+        body = self._connection.body
+        assert body is not None
+        self.end_deferral()  # what is invalid may be found before all has come
+        self.reading, self.infer_request = None, request
+        if request is None:
+            self.start_task()
+        else:
+            self.start_complete(body)
 
     def finish_call(self, response: ListenerResponse) -> None:
         """End the call; go on to the next request, or close the connection."""
@@ -413,12 +425,12 @@ class ClientConnection(Http1Connection):
                 return
             record.request_bytes = 0  # its body is read anew
             may_be_fast = False
-        if may_be_fast and (memory := call.place()) is not None:
+        if may_be_fast and (memory := call.place(call.on_read)) is not None:
             self.body = PlacedBody(self.read_flow, self.buffers, self.reserved, memory)
         body = self.body = self.body or self.make_body()
         self._decoder = ChunkedDecoder() if head.length is None else LengthDecoder(head.length)
         if not (may_be_fast and call.defer()):
-            call.start_task()
+            call.start_deferred_task()
         self._receive_body(body, data)
 
     def make_body(self, *, ended: bool = False) -> Http1Body:
@@ -450,7 +462,7 @@ class ClientConnection(Http1Connection):
         call = self.call
         if piece:
             if call is not None:
-                call.record.request_bytes += len(piece)
+                call.on_received(len(piece))
             body.feed(piece, last=decoder.ended)
         rest, decoder.rest = decoder.rest, b""
         if decoder.ended:

@@ -63,6 +63,7 @@ class ListenerRequest(ClientRequest):
         self.added_headers = client.added_headers
         self.carries_trailers = client.carries_trailers
         self.placed = client.placed
+        self.infer_request = client.infer_request
         self._body = body
         self._send_continue = send_continue
         # RFC 9110, section 10.1.1: the client may wait for 100 before it sends its body.

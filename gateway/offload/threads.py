@@ -97,9 +97,8 @@ class OffloadThreads:
             if self._pool is None:
                 await asyncio.sleep(_POLL_INTERVAL)
             elif self._pool.queued:
-                if not self._has_helped and self._pool.run_newest():
-                    self._has_helped = True
-                    self._loop.call_soon(self._begin_turn)
+                if not self._has_helped:
+                    self.help()
                 await asyncio.sleep(0)
             elif conversion.notify():
                 waiter = self._waiters[conversion] = self._loop.create_future()
@@ -107,6 +106,30 @@ class OffloadThreads:
                     await waiter
                 finally:
                     del self._waiters[conversion]
+
+    def help(self) -> bool:
+        """Do the newest conversion that no thread has begun; return whether there was any."""
+        if self._pool is None or not self._pool.run_newest():
+            return False
+        if not self._has_helped:
+            self._has_helped = True
+            self._loop.call_soon(self._begin_turn)
+        return True
+
+    def call_when_done(self, conversion: _native.Conversion, callback: Callable[[], None]) -> None:
+        """Call back once a conversion is done; after ``close`` it is to be asked again."""
+        if self._pool is None:
+            self._loop.call_later(_POLL_INTERVAL, callback)
+        elif not conversion.notify():
+            self._loop.call_soon(callback)
+        else:
+            waiter = self._waiters[conversion] = self._loop.create_future()
+
+            def call_back(_: object) -> None:
+                self._waiters.pop(conversion, None)
+                callback()
+
+            waiter.add_done_callback(call_back)
 
     def _start(self) -> _native.ThreadPool | None:
         if self._is_closed or ThreadPool is None:
@@ -173,3 +196,11 @@ class _OffloadedJob:
     async def wait(self) -> None:
         """Wait until it is done."""
         await self._threads.wait_for(self._conversion)
+
+    def help(self) -> bool:
+        """Convert what no thread has begun; see OffloadFuture."""
+        return not self._conversion.done and self._threads.help()
+
+    def call_when_done(self, callback: Callable[[], None]) -> None:
+        """Call back once it may be done."""
+        self._threads.call_when_done(self._conversion, callback)

@@ -11,6 +11,7 @@ from multidict import CIMultiDict, CIMultiDictProxy
 
 from gateway.http1.head import STATUSES_WITHOUT_BODY, RequestHead
 from gateway.observe.call_record import CallRecord
+from gateway.protocol.messages import InferRequest
 from gateway.protocol.operations import Operation
 from gateway.proxy.admission.deadline import Deadline
 from gateway.proxy.admission.memory_budget import Reservation
@@ -42,6 +43,8 @@ class ClientRequest(ABC):
     """Whether its connection carries trailers, as that of HTTP/2 does."""
     placed: RequestSlice | None = None
     """The shared memory that the body is received into, if it is."""
+    infer_request: InferRequest | None = None
+    """The request, if its body was read before the call began."""
 
     @abstractmethod
     async def read(self) -> bytes | memoryview:
@@ -148,14 +151,15 @@ class ResponseTemplate:
 class FastPathClient(Protocol):
     """A client whose request is fully buffered.
 
-    ``added_headers``, ``carries_trailers``, ``placed`` and ``record`` are as in ClientRequest and
-    ClientResponse; ``added_lines`` are the lines of these headers.
+    ``added_headers``, ``carries_trailers``, ``placed``, ``infer_request`` and ``record`` are as in
+    ClientRequest and ClientResponse; ``added_lines`` are the lines of these headers.
     """
 
     added_headers: HeaderLines
     added_lines: bytes
     carries_trailers: bool
     placed: RequestSlice | None
+    infer_request: InferRequest | None
     record: CallRecord
 
     def respond(

@@ -132,12 +132,20 @@ class DataExtractor:
         """Return the offset of the scan in the whole text."""
         return self._received - len(self._buffer) + self._position
 
-    def feed(self, text: bytes | memoryview, last: bool = False) -> Iterator[Event]:
+    def feed(
+        self, text: bytes | memoryview, last: bool = False, whole: memoryview | None = None
+    ) -> Iterator[Event]:
         """Yield the items of the text; consume all of them before the next call.
 
-        Raises GatewayError: 400 for text that cannot be a request, 413 for a header over the cap;
-        502 for either in a response.
+        If all text lies in one piece of memory, ``whole``, numbers are not copied. Raises
+        GatewayError: 400 for text that cannot be a request, 413 for a header over the cap; 502 for
+        either in a response.
         """
+        if whole is not None and self._buffer and self._is_in_numbers:
+            start = self._offset
+            text = whole[start : self._received + len(text)]
+            self._received = start
+            self._buffer, self._position = b"", 0
         missing = WINDOW - len(self._buffer)
         if self._buffer and len(text) > missing and self._is_in_numbers:
             # Of numbers, only the window that has begun is joined.

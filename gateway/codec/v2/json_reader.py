@@ -122,8 +122,10 @@ class JsonMessageReader(ABC):
         """Return the size of text to feed next; any other size works too."""
         return self._extractor.preferred_read_size
 
-    def feed(self, text: bytes | memoryview, last: bool = False) -> None:
-        """Take the next text of the message; ``last`` marks the end.
+    def feed(
+        self, text: bytes | memoryview, last: bool = False, whole: memoryview | None = None
+    ) -> None:
+        """Take the next text of the message, of which ``whole`` has all; ``last`` marks the end.
 
         ``step`` converts it. Raises GatewayError that names what is invalid: 400, or 413 over the
         header cap; 502 for either in a response.
@@ -131,7 +133,7 @@ class JsonMessageReader(ABC):
         while self._extract():
             pass
         if self._failure is None:
-            self._events = self._extractor.feed(text, last)
+            self._events = self._extractor.feed(text, last, whole)
             self._is_last_fed = last
             self._work = 0
             while self._work < _STEP_WORK and self._extract():

@@ -44,6 +44,9 @@ class RequestSlice:
         """
         self._reservation.resize_unchecked(size)
 
+    def drop(self) -> None:
+        """Keep the tensors until the release, although the body is not read any more."""
+
     def release(self) -> None:
         """Give the slice back, once; the server may still hold it."""
         if self.view:

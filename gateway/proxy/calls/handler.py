@@ -14,6 +14,7 @@ from multidict import CIMultiDict, CIMultiDictProxy
 
 from gateway.codec.json.body_checks import nests_deeper
 from gateway.codec.response_form import ResponseForm
+from gateway.codec.v2.request import InferRequestReader
 from gateway.codec.v2.tensor_check import NoTensorsError, tensor_check
 from gateway.errors import GatewayError, ServerName, describe_error, name_server
 from gateway.http1.head import STATUSES_WITHOUT_BODY, RequestHead, ResponseHead, parse_lines
@@ -21,7 +22,7 @@ from gateway.observe.call_record import CallRecord
 from gateway.protocol.grpc.framing import PREFIX_SIZE, is_one_message
 from gateway.protocol.grpc.headers import STATUS, is_grpc_type, read_message, read_status
 from gateway.protocol.grpc.status import GrpcStatus, http_status, status_name
-from gateway.protocol.messages import ALL_BINARY, OutputEncoding
+from gateway.protocol.messages import ALL_BINARY, InferRequest, OutputEncoding
 from gateway.protocol.operations import QUERIES, Operation, OperationKind
 from gateway.proxy.admission.deadline import Deadline
 from gateway.proxy.attempts.shared_memory_forms import SharedMemoryForm
@@ -284,6 +285,16 @@ class BufferedHandler(CallHandler):
         request_id: str,
     ) -> ServerRequest | None:
         """Return the request for a server; None if the call takes the streaming path."""
+
+    def reader(self, size: int, destination: Destination) -> InferRequestReader | None:
+        """Return what reads a body of ``size`` bytes while it arrives; None if nothing does."""
+        return None
+
+    def as_read(
+        self, head: RequestHead, read: InferRequest, destination: Destination
+    ) -> ServerRequest | None:
+        """Return the request for a server, whose body was read while it arrived; see above."""
+        return None
 
     def passes_untouched(
         self, request: ServerRequest, head: ResponseHead, destination: Destination

@@ -23,6 +23,7 @@ from gateway.codec.v2.buffered_response import (
     convert_body,
     convert_large_body,
 )
+from gateway.codec.v2.request import InferRequestReader
 from gateway.codec.v2.shared_memory import SharedDocument
 from gateway.errors import GatewayError, ModelMismatchError, bad_request, name_server_in_errors
 from gateway.http1.head import RequestHead, ResponseHead
@@ -88,7 +89,13 @@ from gateway.proxy.infer.grpc_upstream import (
     with_all_data,
 )
 from gateway.proxy.interfaces import Call
-from gateway.sizes import CONVERT_CHUNK, MAX_FAST_REQUEST, MAX_FAST_RESPONSE, MAX_UNSCHEDULED
+from gateway.sizes import (
+    CONVERT_CHUNK,
+    MAX_FAST_REQUEST,
+    MAX_FAST_RESPONSE,
+    MAX_READ_AHEAD_OF_CALL,
+    MAX_UNSCHEDULED,
+)
 from gateway.system.buffers import MAX_WINDOW
 from gateway.upstream.metadata_cache import UpstreamResponseError
 from gateway.upstream.shared_memory import NOT_SHARED
@@ -134,6 +141,24 @@ class InferHandler(BufferedHandler):
             return None  # requests of many clients may come in the same time slice
         received = read_buffered(self._operation, destination, self._header_size, body)
         return None if received is None else self._write(head, received, destination)
+
+    def reader(self, size: int, destination: Destination) -> InferRequestReader | None:
+        """Return what reads a large JSON body while it arrives; None if nothing does."""
+        is_json = self._header_size is None and self.sends_binary(destination.upstream)
+        if not is_json or not self.max_size < size <= MAX_READ_AHEAD_OF_CALL:
+            return None
+        header_cap, depth_cap, tensor_cap = destination.limits.reader_caps
+        return InferRequestReader(
+            header_cap, depth_cap, destination.offloader_for(size), tensor_cap
+        )
+
+    def as_read(
+        self, head: RequestHead, read: InferRequest, destination: Destination
+    ) -> ServerRequest | None:
+        """Return the request for a server, whose body was read while it arrived."""
+        if read.missing_size or not self.sends_binary(destination.upstream):
+            return None
+        return self._write(head, ReceivedRequest(read, read.chunks), destination)
 
     def sends_binary(self, upstream: Upstream) -> bool:
         """Tell whether servers of the upstream get tensors as they are in binary form."""
@@ -461,6 +486,10 @@ class PredictHandler(InferHandler):
         operation = self._operation
         received = read_buffered_prediction(operation, destination, bytes(body), request_id)
         return None if received is None else self._write(head, received, destination)
+
+    def reader(self, size: int, destination: Destination) -> InferRequestReader | None:
+        """Return nothing: a prediction is read by the model's metadata."""
+        return None
 
     async def serve(self, call: Call) -> None:
         """Serve a call in a task; one that cannot be converted passes to a server of V1."""

@@ -13,6 +13,7 @@ from typing import Final
 
 from multidict import CIMultiDict, CIMultiDictProxy
 
+from gateway.codec.v2.request import InferRequestReader
 from gateway.errors import GatewayError, strip_tracebacks
 from gateway.http1.head import HeadParser, RequestHead
 from gateway.observe.call_record import NO_LABELS
@@ -26,6 +27,7 @@ from gateway.protocol.grpc.headers import (
 from gateway.protocol.grpc.methods import GrpcMethod, find_method, operation_of
 from gateway.protocol.operations import Operation, OperationKind, model_name_of
 from gateway.proxy.admission.concurrency_limit import release_all, try_acquire_all
+from gateway.proxy.admission.memory_budget import Reservation
 from gateway.proxy.admission.request_slice import RequestSlice
 from gateway.proxy.calls.buffered import BODY_COPIES, BufferedCall, CallPlan
 from gateway.proxy.calls.grpc import MAX_REQUEST, scan_message
@@ -254,6 +256,20 @@ class Planner:
             return None  # the streaming path asks others to make room
         return RequestSlice.take(lane, size, start, destination.memory_budget.reserve(reserved))
 
+    def reader(
+        self, plan: CallPlan, size: int, reserved: ReservedBytes
+    ) -> tuple[InferRequestReader, Reservation, Reservation] | None:
+        """Return what reads a body while it arrives, with reservations for its own and the body's.
+
+        None if nothing does, or if others read the body, too.
+        """
+        destination = plan.choice.next
+        if size > destination.limits.max_request_bytes or plan.mirror is not None:
+            return None
+        found = plan.handler.reader(size, destination)
+        reserve = destination.memory_budget.reserve
+        return None if found is None else (found, reserve(reserved), reserve(reserved))
+
     def prepare(
         self,
         plan: BufferedPlan,
@@ -263,8 +279,9 @@ class Planner:
     ) -> BufferedCall | None:
         """Make a call that is ready to start; None if the request takes the streaming path.
 
-        Nothing is converted before there are slots, memory and an endpoint. The call holds them
-        until it has ended, or is cancelled. Nothing is sent before it starts.
+        Nothing is converted before there are slots, memory and an endpoint, unless the body was
+        read while it arrived. The call holds them until it has ended, or is cancelled. Nothing
+        is sent before it starts.
         """
         if isinstance(plan, GrpcPlan):
             body = bytes(body)
@@ -334,7 +351,11 @@ def _make_call(
     if connection is None:
         return None
     try:
-        request = plan.handler.to_server(head, body, destination, record.request_id)
+        read = client.infer_request
+        if read is None:
+            request = plan.handler.to_server(head, body, destination, record.request_id)
+        else:
+            request = plan.handler.as_read(head, read, destination)
         if request is not None and _may_be_sent(request, endpoint, client.placed):
             call = BufferedCall(plan, destination, request, head, lease, connection, client, began)
             plan.choice.take()

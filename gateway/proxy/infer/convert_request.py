@@ -52,6 +52,8 @@ async def receive_request(
     ``length`` is its Inference-Header-Content-Length. Raises GatewayError: 400 for an invalid
     request, 413 over a cap.
     """
+    if (read := call.request.infer_request) is not None:
+        return ReceivedRequest(read, read.chunks)
     body = ClientBody(call.request, call.destination.limits.max_request_bytes, call.deadline)
     if length is not None and body.size is not None and length > body.size:
         raise bad_request(f"{HEADER_LENGTH} is {length}, but the body has {body.size} bytes")

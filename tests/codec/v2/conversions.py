@@ -83,6 +83,12 @@ class _RandomFuture(OffloadFuture):
     async def wait(self) -> None:
         raise AssertionError("nobody waits here")
 
+    def help(self) -> bool:
+        raise AssertionError("nobody helps here")
+
+    def call_when_done(self, callback: Callable[[], None]) -> None:
+        raise AssertionError("nobody waits here")
+
 
 class RandomOffloader(Offloader):
     """Accepts some jobs, runs them in any order, and fails some of them."""

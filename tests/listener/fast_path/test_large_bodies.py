@@ -11,6 +11,8 @@ import numpy as np
 import orjson
 import pytest
 
+from gateway.build_info import NATIVE
+from gateway.listener.client_call import ClientCall
 from gateway.system.buffers import MAX_WINDOW
 from gateway.upstream.http.endpoint import HttpEndpoint
 from tests.listener.fast_path.fast_path_listener import FastPathListener, listening, serving
@@ -26,12 +28,17 @@ from tests.support.inference_messages import (
     infer_json,
     json_request,
 )
+from tests.support.raw_client import RawClient
 from tests.support.servers.scripted_server import Connection, ScriptedServer
+
+needs_c = pytest.mark.skipif(not NATIVE, reason="without C, a large body takes several steps")
 
 PIECE = 16 * 1024
 
 
-LARGE_HEADERS = replace(LIMITS, max_inference_header_bytes=1_000_000)
+LARGE_BODIES = replace(
+    LIMITS, max_request_bytes=8 * MAX_WINDOW, max_inference_header_bytes=1_000_000
+)
 
 
 def _endpoint(here: FastPathListener) -> HttpEndpoint:
@@ -88,14 +95,14 @@ async def test_binary_call_in_pieces_takes_the_fast_path(
         assert len(here.server.connections) == 1
 
 
-async def test_request_that_does_not_fit_its_window_is_not_waited_for(
+async def test_request_that_lacks_room_is_not_waited_for(
     fast_path_requests: list[str],
 ) -> None:
-    """Reading is paused at the window, so that the rest would come only after the timeout."""
+    """It has no memory of its own, and its window is smaller."""
     tensor = _tensor(300_000)
     async with serving(_echo_tensor) as (here, client):
         _wait_longer(here)
-        here.listener.buffers.set_limit(8 * 100_000)
+        here.listener.buffers.set_limit(250_000)
         data = _binary(tensor)
         await client.send(data[:1000])
         connection = here.connection
@@ -141,17 +148,88 @@ async def test_connection_is_not_reused_before_the_server_has_read_the_request()
         done.set()
 
 
-@pytest.mark.parametrize("count", [8_000, 17_000])
+def _numbers(count: int) -> list[float]:
+    return [round(number / 7, 4) for number in range(count)]
+
+
+def _check_numbers(body: bytes, count: int) -> None:
+    found = orjson.loads(body)["outputs"][0]["data"]
+    assert np.array_equal(np.array(found, np.float32), np.array(_numbers(count), np.float32))
+
+
+@pytest.mark.parametrize("count", [8_000, 17_000, 160_000])
 async def test_json_call_takes_the_fast_path(count: int, fast_path_requests: list[str]) -> None:
-    """Neither 128 KiB of text nor 64 KiB of tensors are a step."""
-    numbers = [round(number / 7, 4) for number in range(count)]
-    async with serving(_echo_tensor, limits=LARGE_HEADERS) as (here, client):
+    """Neither 1.5 MB of text nor 640 kB of tensors are more than a step."""
+    if not NATIVE and count > 8_000:
+        pytest.skip("without C, they are")
+    data = infer_json(json_request(*_numbers(count)))
+    async with serving(_echo_tensor, limits=LARGE_BODIES) as (here, client):
         _wait_longer(here)
         fast_path_requests.clear()
-        client.send_nowait(infer_json(json_request(*numbers)))
-        found = orjson.loads((await client.read_response()).body)["outputs"][0]["data"]
-        assert np.array_equal(np.array(found, np.float32), np.array(numbers, np.float32))
-        assert len(fast_path_requests) == 1
+        for _ in range(2):
+            client.send_nowait(data)
+            _check_numbers((await client.read_response()).body, count)
+        client.send_nowait(data + infer_json())  # the next request is right behind
+        _check_numbers((await client.read_response()).body, count)
+        assert (await client.read_response()).status == 200
+        assert len(fast_path_requests) == 4
+        await here.until_idle()
+        assert here.listener.buffers.total == 0
+
+
+async def _half_sent(here: FastPathListener, client: RawClient, data: bytes) -> ClientCall:
+    await client.send(data[: len(data) // 2])
+    await until(lambda: _received(here) > len(data) // 2 - 1000)
+    (call,) = here.listener._active_calls
+    return call
+
+
+@needs_c
+async def test_large_json_that_comes_slowly_is_read_as_it_arrives(
+    fast_path_requests: list[str],
+) -> None:
+    data = infer_json(json_request(*_numbers(160_000)))
+    async with serving(_echo_tensor, limits=LARGE_BODIES) as (here, client):
+        fast_path_requests.clear()
+        call = await _half_sent(here, client, data)
+        await until(lambda: not call.is_deferred)
+        await client.send(data[len(data) // 2 :])
+        _check_numbers((await client.read_response()).body, 160_000)
+        assert fast_path_requests == []
+        await here.until_idle()
+        assert here.listener.buffers.total == 0
+
+
+@needs_c
+async def test_invalid_large_json_is_refused_before_all_of_it_is_there() -> None:
+    data = infer_json(json_request(*_numbers(160_000)).replace(b"1000.0", b"x000.0", 1))
+    async with serving(_echo_tensor, limits=LARGE_BODIES) as (here, client):
+        _wait_longer(here)
+        await client.send(data[:-1000])
+        reply = await client.read_response()
+        assert reply.status == 400
+        assert b"IN" in reply.body
+        await here.until_idle()
+        assert here.listener.deferrals.size == 0
+    assert here.destination.memory_budget.buffers.total == 0
+
+
+@needs_c
+async def test_memory_of_a_body_is_given_back_when_its_client_goes() -> None:
+    data = infer_json(json_request(*_numbers(160_000)))
+    async with (
+        ScriptedServer(_echo_tensor) as server,
+        listening(server, limits=LARGE_BODIES) as here,
+    ):
+        async with here.client() as client:
+            _wait_longer(here)
+            call = await _half_sent(here, client, data)
+            buffers = here.destination.memory_budget.buffers
+            assert call.is_deferred
+            assert len(data) // 2 - 1000 < buffers.reserved < 2 * len(data)
+        await here.until_idle()
+        assert here.listener.deferrals.size == 0
+        assert (buffers.total, here.listener.buffers.total) == (0, 0)
 
 
 async def test_large_response_of_strings_is_converted_in_time_slices() -> None:

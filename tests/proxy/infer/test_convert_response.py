@@ -4,7 +4,7 @@ import asyncio
 import base64
 import itertools
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -102,6 +102,12 @@ class _StuckThreads(Offloader, OffloadFuture):
     async def wait(self) -> None:
         self.awaited.set()
         await asyncio.Event().wait()
+
+    def help(self) -> bool:
+        raise AssertionError("nobody helps")
+
+    def call_when_done(self, callback: Callable[[], None]) -> None:
+        raise AssertionError("nobody asks to be called back")
 
 
 async def test_little_of_a_response_waits_for_busy_threads() -> None:

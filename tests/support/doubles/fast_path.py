@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from gateway.http1.head import HeadParser, ResponseHead, encode_head, parse_lines
 from gateway.observe.call_record import CallRecord
+from gateway.protocol.messages import InferRequest
 from gateway.proxy.admission.request_slice import RequestSlice
 from gateway.proxy.interfaces import ClientResponse, ResponseTemplate
 from gateway.upstream.transport import (
@@ -116,6 +117,7 @@ class ScriptedClient:
         self.added_lines = b""
         self.carries_trailers = False
         self.placed: RequestSlice | None = None
+        self.infer_request: InferRequest | None = None
         self.record = CallRecord("POST", "/")
         self.responses: list[DeliveredResponse] = []
         self.rest: Callable[[ClientResponse], Awaitable[None]] | None = None
