@@ -48,8 +48,8 @@ def _endpoint(here: FastPathListener) -> HttpEndpoint:
 
 
 def _wait_longer(here: FastPathListener) -> None:
-    """Wait long for large bodies, so that a busy machine does not change the path."""
-    here.listener.deferrals._large._timeout = 5.0
+    """Wait long for bodies, so that a busy machine does not change the path."""
+    here.listener.deferrals._large._timeout = here.listener.deferrals._small._timeout = 5.0
 
 
 def _tensor(size: int) -> bytes:
