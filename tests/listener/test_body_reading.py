@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import random
 
+import orjson
 import pytest
 
+from gateway.codec.offload_interface import Offloader, OffloadFuture
 from gateway.codec.v2.request import InferRequestReader
 from gateway.errors import GatewayError
 from gateway.http1.connection import BodyBuffer
@@ -24,7 +26,7 @@ BREAKS = (b",,", b"]", b"[", b'"', b"{", b"x", b" ", b"1e999", b"\0", b",[1,2],"
 class _Scene:
     """A body in memory, and what became of it."""
 
-    def __init__(self, body: bytes, offloader: OffloadThreads | None = None) -> None:
+    def __init__(self, body: bytes, offloader: Offloader | None = None) -> None:
         self.body = body
         self.budget = MemoryBudget(2**30)
         self.ended: asyncio.Future[InferRequest | None] = asyncio.get_running_loop().create_future()
@@ -102,6 +104,31 @@ async def test_reading_that_is_stopped_tells_nothing_and_gives_everything_back()
 
 
 async def test_request_with_binary_tensors_to_come_is_left_to_others() -> None:
-    scene = _Scene(json_request(*[0.5] * 70_000).replace(b'"data"', b'"parameters"', 1))
+    entry = {"name": "IN", "shape": [2], "datatype": "FP32"}
+    scene = _Scene(orjson.dumps({"inputs": [entry | {"parameters": {"binary_data_size": 8}}]}))
+    reader = InferRequestReader(HEADER_CAP, DEPTH_CAP)
+    reader.feed(scene.body, last=True)
+    assert reader.finish().missing_size == 8
     scene.arrive(len(scene.body))
     assert await scene.ended is None
+
+
+class _BrokenOffloader(Offloader):
+    """Has a fault of the gateway's own."""
+
+    def decode(self, *_: object) -> OffloadFuture | None:
+        raise ZeroDivisionError("a fault")
+
+    def encode(self, *_: object) -> OffloadFuture | None:
+        raise AssertionError("there is nothing to encode")
+
+
+async def test_fault_of_the_gateway_is_logged_and_the_body_left_to_others(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    scene = _Scene(json_request(*[0.5] * 100_000), _BrokenOffloader())
+    scene.arrive(len(scene.body))
+    assert await scene.ended is None
+    assert "reading a body failed" in caplog.text
+    scene.memory.drop()
+    assert scene.budget.total == 0

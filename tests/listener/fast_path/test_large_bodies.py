@@ -11,7 +11,6 @@ import numpy as np
 import orjson
 import pytest
 
-from gateway.build_info import NATIVE
 from gateway.listener.client_call import ClientCall
 from gateway.system.buffers import MAX_WINDOW
 from gateway.upstream.http.endpoint import HttpEndpoint
@@ -30,8 +29,6 @@ from tests.support.inference_messages import (
 )
 from tests.support.raw_client import RawClient
 from tests.support.servers.scripted_server import Connection, ScriptedServer
-
-needs_c = pytest.mark.skipif(not NATIVE, reason="without C, a large body takes several steps")
 
 PIECE = 16 * 1024
 
@@ -95,14 +92,14 @@ async def test_binary_call_in_pieces_takes_the_fast_path(
         assert len(here.server.connections) == 1
 
 
-async def test_request_that_lacks_room_is_not_waited_for(
+async def test_request_that_does_not_fit_its_window_is_not_waited_for(
     fast_path_requests: list[str],
 ) -> None:
-    """It has no memory of its own, and its window is smaller."""
+    """Reading is paused at the window, so that the rest would come only after the timeout."""
     tensor = _tensor(300_000)
     async with serving(_echo_tensor) as (here, client):
         _wait_longer(here)
-        here.listener.buffers.set_limit(250_000)
+        here.listener.buffers.set_limit(8 * 100_000)
         data = _binary(tensor)
         await client.send(data[:1000])
         connection = here.connection
@@ -159,9 +156,7 @@ def _check_numbers(body: bytes, count: int) -> None:
 
 @pytest.mark.parametrize("count", [8_000, 17_000, 160_000])
 async def test_json_call_takes_the_fast_path(count: int, fast_path_requests: list[str]) -> None:
-    """Neither 1.5 MB of text nor 640 kB of tensors are more than a step."""
-    if not NATIVE and count > 8_000:
-        pytest.skip("without C, they are")
+    """Neither 128 KiB of text nor 64 KiB of tensors are a step; larger text is read before."""
     data = infer_json(json_request(*_numbers(count)))
     async with serving(_echo_tensor, limits=LARGE_BODIES) as (here, client):
         _wait_longer(here)
@@ -184,7 +179,6 @@ async def _half_sent(here: FastPathListener, client: RawClient, data: bytes) -> 
     return call
 
 
-@needs_c
 async def test_large_json_that_comes_slowly_is_read_as_it_arrives(
     fast_path_requests: list[str],
 ) -> None:
@@ -200,7 +194,6 @@ async def test_large_json_that_comes_slowly_is_read_as_it_arrives(
         assert here.listener.buffers.total == 0
 
 
-@needs_c
 async def test_invalid_large_json_is_refused_before_all_of_it_is_there() -> None:
     data = infer_json(json_request(*_numbers(160_000)).replace(b"1000.0", b"x000.0", 1))
     async with serving(_echo_tensor, limits=LARGE_BODIES) as (here, client):
@@ -214,8 +207,10 @@ async def test_invalid_large_json_is_refused_before_all_of_it_is_there() -> None
     assert here.destination.memory_budget.buffers.total == 0
 
 
-@needs_c
-async def test_memory_of_a_body_is_given_back_when_its_client_goes() -> None:
+@pytest.mark.parametrize("is_complete", [False, True])
+async def test_memory_of_a_body_is_given_back_when_its_client_goes(
+    is_complete: bool, caplog: pytest.LogCaptureFixture
+) -> None:
     data = infer_json(json_request(*_numbers(160_000)))
     async with (
         ScriptedServer(_echo_tensor) as server,
@@ -227,9 +222,16 @@ async def test_memory_of_a_body_is_given_back_when_its_client_goes() -> None:
             buffers = here.destination.memory_budget.buffers
             assert call.is_deferred
             assert len(data) // 2 - 1000 < buffers.reserved < 2 * len(data)
+            if is_complete:
+                await client.send(data[len(data) // 2 :])
+                await until(lambda: call.has_sent_all)
         await here.until_idle()
         assert here.listener.deferrals.size == 0
+        async with here.client() as innocent:
+            assert (await innocent.ask(infer_json())).status == 200
+        await here.until_idle()
         assert (buffers.total, here.listener.buffers.total) == (0, 0)
+        assert not caplog.records
 
 
 async def test_large_response_of_strings_is_converted_in_time_slices() -> None:
