@@ -17,7 +17,7 @@ CONVERT_CHUNK: Final = 64 * 1024
 """Bytes of a body that are moved or converted in one time slice."""
 MAX_FAST_REQUEST: Final = 640 * 1024
 """Bytes of a JSON request that is converted in one time slice: a third of a millisecond, mostly."""
-MAX_READ_AHEAD_OF_CALL: Final = 4 * 1024 * 1024 - 64 * 1024
+MAX_READ_EARLY: Final = 4 * 1024 * 1024 - 64 * 1024
 """Bytes of a JSON request that is read while it arrives, for its call to take the fast path."""
 MAX_FAST_RESPONSE: Final = 128 * 1024
 """Bytes of tensors of numbers that become text in one time slice: about a millisecond."""

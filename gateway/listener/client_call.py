@@ -188,8 +188,9 @@ class ClientCall(ABC):
         found = self._host.read_early(head, reserved)
         if found is None:
             return None
-        self.reading = BodyReading(*found, self._source.client, on_read)
-        return found[2]
+        reader, reservation, memory = found
+        self.reading = BodyReading(reader, reservation, memory, self._source.client, on_read)
+        return memory
 
     def defer(self) -> bool:
         """Wait for the rest of the body if the call can take the fast path with it."""

@@ -101,11 +101,7 @@ class OffloadThreads:
                     self.help()
                 await asyncio.sleep(0)
             elif conversion.notify():
-                waiter = self._waiters[conversion] = self._loop.create_future()
-                try:
-                    await waiter
-                finally:
-                    del self._waiters[conversion]
+                await self._waiter_of(conversion)
 
     def help(self) -> bool:
         """Do the newest conversion that no thread has begun; return whether there was any."""
@@ -123,13 +119,13 @@ class OffloadThreads:
         elif not conversion.notify():
             self._loop.call_soon(callback)
         else:
-            waiter = self._waiters[conversion] = self._loop.create_future()
+            self._waiter_of(conversion).add_done_callback(lambda _: callback())
 
-            def call_back(_: object) -> None:
-                self._waiters.pop(conversion, None)
-                callback()
-
-            waiter.add_done_callback(call_back)
+    def _waiter_of(self, conversion: _native.Conversion) -> asyncio.Future[None]:
+        """Return what is done once a conversion is, or the pool is closed."""
+        waiter = self._waiters[conversion] = self._loop.create_future()
+        waiter.add_done_callback(lambda _: self._waiters.pop(conversion, None))
+        return waiter
 
     def _start(self) -> _native.ThreadPool | None:
         if self._is_closed or ThreadPool is None:

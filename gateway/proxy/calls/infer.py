@@ -93,7 +93,7 @@ from gateway.sizes import (
     CONVERT_CHUNK,
     MAX_FAST_REQUEST,
     MAX_FAST_RESPONSE,
-    MAX_READ_AHEAD_OF_CALL,
+    MAX_READ_EARLY,
     MAX_UNSCHEDULED,
 )
 from gateway.system.buffers import MAX_WINDOW
@@ -143,9 +143,9 @@ class InferHandler(BufferedHandler):
         return None if received is None else self._write(head, received, destination)
 
     def reader(self, size: int, destination: Destination) -> InferRequestReader | None:
-        """Return what reads a large JSON body while it arrives; None if nothing does."""
+        """Return what reads a JSON body while it arrives; None if nothing does."""
         is_json = self._header_size is None and self.sends_binary(destination.upstream)
-        if not is_json or not self.max_size < size <= MAX_READ_AHEAD_OF_CALL:
+        if not is_json or size > MAX_READ_EARLY:
             return None
         header_cap, depth_cap, tensor_cap = destination.limits.reader_caps
         return InferRequestReader(
@@ -156,7 +156,7 @@ class InferHandler(BufferedHandler):
         self, head: RequestHead, read: InferRequest, destination: Destination
     ) -> ServerRequest | None:
         """Return the request for a server, whose body was read while it arrived."""
-        if read.missing_size or not self.sends_binary(destination.upstream):
+        if not self.sends_binary(destination.upstream):
             return None
         return self._write(head, ReceivedRequest(read, read.chunks), destination)
 
